@@ -29,17 +29,6 @@ type expiryEntry struct {
 	Started time.Time    `json:"started"`
 }
 
-// Upload is a checkpoint that an attempt is about to commit.
-type Upload struct {
-	Step      int64
-	Framework string
-	Unit      string
-	Base      *handlers.Ref
-	// Data puts the files below prefix, as prefix/<path>, and returns them with their digests. It
-	// may be called again after a failure; what lies there already may be overwritten.
-	Data func(ctx context.Context, prefix string) ([]handlers.File, error)
-}
-
 func checkpointPrefix(job string, ref handlers.Ref) string {
 	return "jobs/" + job + "/checkpoints/" + ref.String() + "/"
 }
@@ -55,10 +44,13 @@ func DataKey(key string, f handlers.File) string {
 }
 
 // Commit makes a checkpoint durable: index entry, state.json, data, this rank's answer, manifest,
-// and then the record's list. It is durable when Commit returns nil, not before. Committing a step
-// that is listed already is nil. What is left behind by an error never counts and is found by the sweep.
-func (a *Attempt) Commit(ctx context.Context, u Upload) (handlers.Checkpoint, error) {
-	c, ref := a.catalog, handlers.Ref{Attempt: a.number, Step: u.Step}
+// and then the record's list. It is durable when Commit returns nil, not before. draft says what it
+// is (Step, Framework, Unit, Base); data puts its files below prefix, as prefix/<path>, and returns
+// them with their digests. Committing what is listed already is nil; after an error Commit may be
+// called again, and data overwrites what lies there. What an error leaves behind never counts and
+// is found by the sweep.
+func (a *Attempt) Commit(ctx context.Context, draft handlers.Manifest, data func(ctx context.Context, prefix string) ([]handlers.File, error)) (handlers.Checkpoint, error) {
+	c, ref := a.catalog, handlers.Ref{Attempt: a.number, Step: draft.Step}
 	prefix := checkpointPrefix(a.job, ref)
 	started := c.Now()
 	hour := started.Add(defaultTTL).UTC().Format("2006010215")
@@ -72,14 +64,13 @@ func (a *Attempt) Commit(ctx context.Context, u Upload) (handlers.Checkpoint, er
 	if err != nil {
 		return handlers.Checkpoint{}, err
 	}
-	files, err := u.Data(ctx, prefix+"data/"+strconv.Itoa(a.claim.Rank))
+	files, err := data(ctx, prefix+"data/"+strconv.Itoa(a.claim.Rank))
 	if err != nil {
 		return handlers.Checkpoint{}, err
 	}
-	manifest := handlers.Manifest{
-		Format: 1, Job: a.job, UID: a.uid, Attempt: ref.Attempt, Step: ref.Step, Framework: u.Framework, Unit: u.Unit,
-		Files: files, Base: u.Base, Writer: a.claim.ID, Written: c.Now().UTC(),
-	}
+	manifest := draft
+	manifest.Format, manifest.Job, manifest.UID, manifest.Attempt = 1, a.job, a.uid, ref.Attempt
+	manifest.Files, manifest.Writer, manifest.Written = files, a.claim.ID, c.Now().UTC()
 	if err := createDoc(ctx, c.Store, answerKey(prefix, a.claim.Rank), manifest, manifest.Identical); err != nil {
 		return handlers.Checkpoint{}, err
 	}
