@@ -11,6 +11,10 @@ import (
 	"github.com/reprieve-dev/reprieve/events"
 )
 
+// ErrRotten: a checkpoint's data is not what its manifest says, or is missing, also on a second
+// reading. Only this makes a restore fall back to an older one. It is an ErrPermanent.
+var ErrRotten = fmt.Errorf("%w: rotten", ErrPermanent)
+
 // Ref names a checkpoint of a job: the attempt that wrote it and the training step it holds.
 // References are ordered by attempt, then step, as numbers, never as text.
 type Ref struct {

@@ -21,6 +21,9 @@ type Attempt struct {
 	claim   handlers.Claim
 }
 
+// deadlineSlack is how long after its deadline a machine must still be alive for its notice to count as not fulfilled.
+const deadlineSlack = time.Minute
+
 // Start is what a process asks for when it starts.
 type Start struct {
 	Job       string
@@ -127,7 +130,8 @@ func (c *Catalog) leaseOver(ctx context.Context, job handlers.Job, s Start) (boo
 	return false, nil
 }
 
-// Beat reads the record and, if the hold lasts, puts the heartbeat. The record comes back in any case.
+// Beat reads the record and, if the hold lasts, puts the heartbeat. A job that outlived its notice
+// returns to running. The record comes back in any case.
 func (a *Attempt) Beat(ctx context.Context) (handlers.Job, error) {
 	job, err := a.catalog.Get(ctx, a.job)
 	if err != nil {
@@ -136,7 +140,15 @@ func (a *Attempt) Beat(ctx context.Context) (handlers.Job, error) {
 	if !job.Current(a.claim.ID) {
 		return job, fmt.Errorf("%w: %s is %s at attempt %d", handlers.ErrSuperseded, a.job, job.State, job.Attempt)
 	}
-	return job, a.catalog.Touch(ctx, handlers.Heartbeat{Job: a.job, Attempt: a.number, Rank: a.claim.Rank})
+	if err := a.catalog.Touch(ctx, handlers.Heartbeat{Job: a.job, Attempt: a.number, Rank: a.claim.Rank}); err != nil {
+		return job, err
+	}
+	if _, err := job.DeadlinePassed(a.claim.ID, deadlineSlack, a.catalog.Now()); err != nil {
+		return job, nil
+	}
+	return a.update(ctx, func(j handlers.Job) (handlers.Job, error) {
+		return j.DeadlinePassed(a.claim.ID, deadlineSlack, a.catalog.Now())
+	})
 }
 
 // Notice applies a notice that this process heard itself.
@@ -148,13 +160,6 @@ func (a *Attempt) Notice(ctx context.Context, e events.Event) (handlers.Job, err
 	return a.update(ctx, func(j handlers.Job) (handlers.Job, error) {
 		j.Trace = events.TraceOf(e)
 		return j.ApplyNotice(n, a.catalog.Now())
-	})
-}
-
-// DeadlinePassed returns the job to running when the machine outlived its notice by slack.
-func (a *Attempt) DeadlinePassed(ctx context.Context, slack time.Duration) (handlers.Job, error) {
-	return a.update(ctx, func(j handlers.Job) (handlers.Job, error) {
-		return j.DeadlinePassed(a.claim.ID, slack, a.catalog.Now())
 	})
 }
 
