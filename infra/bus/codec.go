@@ -37,14 +37,24 @@ func Encode(e events.Event) ([]byte, error) {
 
 // Decode reads a structured-mode JSON CloudEvent. ErrInvalid as for Encode, but of any size.
 func Decode(raw []byte) (events.Event, error) {
-	var e events.Event
-	if err := json.Unmarshal(raw, &e); err != nil {
-		return events.Event{}, fmt.Errorf("%w: not a JSON CloudEvent: %w", handlers.ErrInvalid, err)
+	e, err := unmarshal(raw)
+	if err != nil {
+		return events.Event{}, fmt.Errorf("%w: not a JSON CloudEvent: %s", handlers.ErrInvalid, oneLine(err))
 	}
 	if err := valid(e); err != nil {
 		return events.Event{}, err
 	}
 	return e, nil
+}
+
+// unmarshal turns the panics of the SDK's decoder (a data_base64 that is no string) into errors.
+func unmarshal(raw []byte) (e events.Event, err error) {
+	defer func() {
+		if p := recover(); p != nil {
+			err = fmt.Errorf("%v", p)
+		}
+	}()
+	return e, json.Unmarshal(raw, &e)
 }
 
 func valid(e events.Event) error {
