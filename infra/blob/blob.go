@@ -26,22 +26,26 @@ type Info struct {
 type Cond struct {
 	// Absent: write only if the key does not exist (create-only).
 	Absent bool
-	// Version: write only if the key's current version is this one (compare-and-swap).
+	// Version: write only if the key's current version is this one (compare-and-swap). A missing key
+	// has no version, so that is ErrConflict too. Empty means no condition: never take it from a listing
+	// without looking.
 	Version Version
 }
 
 // Page is one page of a listing.
 type Page struct {
 	Objects []Info    // ordered by key, bytewise
-	More    bool      // there are keys behind the last one: ask again with after = its key
+	More    bool      // there may be keys behind the last one (then Objects is not empty): ask again with after = its key
 	Now     time.Time // the storage's clock when the page was made; ages are Now - ModTime
 }
 
 // Store is what every storage system has to offer. All methods are safe for concurrent use by
 // any number of processes. Errors wrap the classes of handlers/errors.go: ErrInvalid for a key
-// that CheckKey refuses, ErrNotFound, ErrConflict for a condition that did not hold (nothing was
-// written), ErrUnavailable for everything else (a write may or may not have taken effect). A
-// cancelled context ends every method soon, with an error that wraps context.Cause(ctx).
+// that CheckKey refuses and a body of another size than announced, ErrNotFound, ErrConflict for a
+// condition that did not hold (nothing was written), ErrPermanent for what a person has to put right
+// (no such bucket, access denied), ErrUnavailable for everything else (a write may or may not have
+// taken effect). A cancelled context ends every method soon, with an error that wraps
+// context.Cause(ctx); a Put ends when its body's Read returns.
 type Store interface {
 	// Get opens an object. The caller closes the reader. What is read is one whole version,
 	// never a mixture, even when the key is overwritten meanwhile.

@@ -2,6 +2,7 @@ package blobtest
 
 import (
 	"fmt"
+	"path"
 	"slices"
 	"strings"
 	"testing"
@@ -65,7 +66,7 @@ func listPages(t *testing.T, s blob.Store) {
 		page, err := s.List(t.Context(), "pages/", c.after, c.limit)
 		wantNil(t, "List", err)
 		got, want := pageKeys(page), keys[c.from:c.to]
-		if !slices.Equal(got, want) || page.More != c.more {
+		if !slices.Equal(got, want) || (c.more && !page.More) {
 			t.Errorf("List(after %q, limit %d) has %d keys, more %v; want %d, more %v", c.after, c.limit, len(got), page.More, len(want), c.more)
 		}
 	}
@@ -133,13 +134,20 @@ func oddKeys(t *testing.T, s blob.Store) {
 		if got := pageKeys(page); len(got) != 1 || got[0] != key {
 			t.Errorf("List(%q) = %q, want the key itself", key, got)
 		}
+		if listed := page.Objects; len(listed) == 1 && listed[0].Version != "" && listed[0].Version != info.Version {
+			t.Errorf("List(%q) has version %q, want %q or none", key, listed[0].Version, info.Version)
+		}
 		page, err = s.List(t.Context(), "", key, 1)
 		wantNil(t, "List", err)
 		if got := pageKeys(page); i+1 < len(keys) && (len(got) != 1 || got[0] != keys[i+1]) {
 			t.Errorf("List(after %q) = %q, want %q", key, got, keys[i+1])
 		}
-		put(t, s, key, []byte("swapped"), blob.Cond{Version: info.Version})
-		wantContent(t, s, key, []byte("swapped"))
+		// Longer ones are created and deleted only: servers that keep objects as files may need room
+		// for a temporary name beside them.
+		if len(path.Base(key)) <= 200 {
+			put(t, s, key, []byte("swapped"), blob.Cond{Version: info.Version})
+			wantContent(t, s, key, []byte("swapped"))
+		}
 		wantNil(t, "Delete", s.Delete(t.Context(), key))
 		wantMissing(t, s, key)
 	}

@@ -215,6 +215,13 @@ func TestOpenErrors(t *testing.T) {
 	}
 }
 
+func TestOverwriteOfTheLongestName(t *testing.T) {
+	s := open(t, t.TempDir())
+	key := "d/" + strings.Repeat("x", 255)
+	info := put(t, s, key, "one", blob.Cond{Absent: true})
+	put(t, s, key, "two", blob.Cond{Version: info.Version})
+}
+
 func TestKeysThatCannotBeBoth(t *testing.T) {
 	root := t.TempDir()
 	s := open(t, root)
