@@ -9,7 +9,6 @@
 package s3
 
 import (
-	"cmp"
 	"context"
 	"fmt"
 	"io"
@@ -182,7 +181,7 @@ func (s *Store) List(ctx context.Context, prefix, after string, limit int) (blob
 	doing := fmt.Sprintf("list %q", prefix)
 	for last := after; ; {
 		in := &s3.ListObjectsV2Input{Bucket: &s.bucket, Prefix: aws.String(s.base + prefix), MaxKeys: aws.Int32(int32(limit))}
-		if last != "" {
+		if s.base+last != "" { // also at the start: the "folder" of the prefix is no key
 			in.StartAfter = aws.String(s.base + last)
 		}
 		out, err := s.client.ListObjectsV2(ctx, in)
@@ -195,7 +194,7 @@ func (s *Store) List(ctx context.Context, prefix, after string, limit int) (blob
 		}
 		for _, object := range out.Contents {
 			key := strings.TrimPrefix(aws.ToString(object.Key), s.base)
-			if cmp.Compare(key, last) <= 0 {
+			if key <= last {
 				return blob.Page{}, fmt.Errorf("%s: the bucket lists %q behind %q, out of order: use a general purpose bucket: %w", doing, key, last, handlers.ErrPermanent)
 			}
 			last = key

@@ -1,0 +1,3 @@
+package s3
+
+var PartSize = partSize
