@@ -63,8 +63,14 @@ func Open(root string) (*Store, error) {
 	if err != nil {
 		return nil, s.openError(err)
 	}
-	probe.discard()
-	return s, s.removeStale(now)
+	defer probe.discard()
+	if err := probe.tryLink(); err != nil {
+		return nil, fmt.Errorf("the file system under the store %s has no hard links (%w): use another directory, or a mounted bucket's own URL: %w", s.root, errnoOf(err), handlers.ErrInvalid)
+	}
+	if err := s.removeStale(now); err != nil {
+		return nil, err
+	}
+	return s, nil
 }
 
 func (s *Store) openError(err error) error {

@@ -11,6 +11,7 @@ import (
 	"math/rand/v2"
 	"os"
 	"os/exec"
+	"strconv"
 	"syscall"
 	"testing"
 
@@ -27,6 +28,8 @@ func TestMain(m *testing.M) {
 		os.Exit(m.Run())
 	case "write":
 		err = writeForever(root)
+	case "count":
+		err = count(root)
 	case "full":
 		err = fullDisk(root)
 	}
@@ -140,4 +143,56 @@ func TestKilledWriter(t *testing.T) {
 			}
 		}
 	}
+}
+
+const increments = 50
+
+func count(root string) error {
+	s, err := file.Open(root)
+	if err != nil {
+		return err
+	}
+	ctx := context.Background()
+	for done := 0; done < increments; {
+		data, info, err := blob.ReadAll(ctx, s, "counter")
+		if err != nil {
+			return err
+		}
+		n, err := strconv.Atoi(string(data))
+		if err != nil {
+			return fmt.Errorf("half a document: %w", err)
+		}
+		_, err = blob.PutBytes(ctx, s, "counter", []byte(strconv.Itoa(n+1)), blob.Cond{Version: info.Version})
+		if err == nil {
+			done++
+		} else if !errors.Is(err, handlers.ErrConflict) {
+			return err
+		}
+	}
+	return nil
+}
+
+func TestProcessesLoseNoIncrement(t *testing.T) {
+	const processes = 4
+	root := t.TempDir()
+	s := open(t, root)
+	put(t, s, "counter", "0", blob.Cond{})
+	var counters []*exec.Cmd
+	for range processes {
+		cmd := child(t, "count", root)
+		if err := cmd.Start(); err != nil {
+			t.Fatal(err)
+		}
+		counters = append(counters, cmd)
+	}
+	for _, cmd := range counters {
+		if err := cmd.Wait(); err != nil {
+			t.Errorf("a counting process: %v", err)
+		}
+	}
+	data, _, err := blob.ReadAll(t.Context(), s, "counter")
+	if got, want := string(data), strconv.Itoa(processes*increments); err != nil || got != want {
+		t.Errorf("counter = %s, error %v; want %s", got, err, want)
+	}
+	wantNoTemps(t, root)
 }

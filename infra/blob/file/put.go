@@ -162,6 +162,14 @@ func (t *temp) discard() {
 	os.Remove(t.path)
 }
 
+func (t *temp) tryLink() error {
+	second := t.path + "-link"
+	if err := os.Link(t.path, second); err != nil {
+		return err
+	}
+	return os.Remove(second)
+}
+
 func (t *temp) fill(ctx context.Context, body io.Reader, size int64) error {
 	exact := blob.Exact(ctx, body, size)
 	// Hidden behind a plain writer, because *os.File would choose a small buffer of its own.
