@@ -20,6 +20,7 @@ import (
 
 const (
 	startTimeout = 10 * time.Second
+	startPoll    = 50 * time.Millisecond
 	// The server answers a publisher before its disk has synced: a killed process loses nothing,
 	// a power cut the last seconds. Events are hints, so that costs time only, and syncing each
 	// one would cost every event milliseconds.
@@ -110,16 +111,18 @@ func startEmbedded(conf embeddedConfig, log *slog.Logger) (*embedded, error) {
 	fatal := make(chan string, 1)
 	srv.SetLoggerV2(serverLog{log, fatal}, false, false, false)
 	srv.Start()
-	ready := srv.ReadyForConnections(startTimeout)
-	select {
-	case msg := <-fatal:
+	for deadline := time.Now().Add(startTimeout); !srv.ReadyForConnections(startPoll); {
+		msg := ""
+		select {
+		case msg = <-fatal:
+		default:
+			if time.Now().Before(deadline) {
+				continue
+			}
+			msg = "it did not start within " + startTimeout.String()
+		}
 		_ = e.stop()
 		return nil, fmt.Errorf("%w: embedded NATS server in %s: %s", handlers.ErrUnavailable, conf.dir, msg)
-	default:
-	}
-	if !ready {
-		_ = e.stop()
-		return nil, fmt.Errorf("%w: the embedded NATS server in %s did not start within %s", handlers.ErrUnavailable, conf.dir, startTimeout)
 	}
 	return e, nil
 }

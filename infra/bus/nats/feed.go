@@ -22,7 +22,7 @@ import (
 )
 
 const (
-	heartbeatEvery = 5 * time.Second // of the server to a waiting Next; two missing ones end the wait
+	heartbeatEvery = 2 * time.Second // of the server to a waiting Next; two missing ones end the wait
 	reopenWait     = time.Second
 	tailIdle       = 5 * time.Minute // then the server forgets the consumer of a tail that is gone
 )

@@ -44,11 +44,13 @@ const (
 	structured      = "application/cloudevents+json"
 	headerReason    = "Reprieve-Reason" // Go-quoted: a header holds one line
 	headerDeadType  = "Reprieve-Type"
-	maxReason       = 16 << 10 // bytes
+	maxReason       = 6 << 10 // bytes; quoted at most ten times that, and headers end at 64 KiB
 	connectTimeout  = 5 * time.Second
 	pingEvery       = 10 * time.Second
 	reconnectWait   = 500 * time.Millisecond
 	requestDeadline = 5 * time.Second // of one request, where the caller's context has none
+
+	invalidConfig jetstream.ErrorCode = 10052 // NATS server, errors.json: JSStreamInvalidConfigF
 )
 
 // Options adjust Open.
@@ -188,7 +190,7 @@ func (b *Bus) ensureStream(ctx context.Context, want jetstream.StreamConfig) err
 		}
 	}
 	var refused *jetstream.APIError
-	if errors.As(err, &refused) && refused.Code < 500 {
+	if errors.As(err, &refused) && (refused.Code < 500 || refused.ErrorCode == invalidConfig) {
 		return fmt.Errorf("%w: set up the stream %s: %w; delete or rename what is in its way", handlers.ErrPermanent, want.Name, err)
 	}
 	if err != nil {
@@ -239,7 +241,7 @@ func (b *Bus) DeadLetter(ctx context.Context, raw []byte, reason string) error {
 	if e, err := bus.Decode(raw); err == nil {
 		msg.Header.Set(headerDeadType, e.Type())
 	}
-	if limit := int(b.conn.MaxPayload()) - 8*maxReason; len(raw) > limit {
+	if limit := int(b.conn.MaxPayload()) - 10*maxReason; len(raw) > limit {
 		reason = fmt.Sprintf("%s (only the first %d of %d bytes were kept)", reason, limit, len(raw))
 		raw = raw[:limit]
 	}
