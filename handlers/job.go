@@ -123,7 +123,8 @@ type Claim struct {
 	Rank   int         `json:"rank"` // 0 to Nodes-1
 	Node   events.Node `json:"node"`
 	Host   string      `json:"host"`
-	Boot   string      `json:"boot"` // the kernel's boot id: a pid means something only within it
+	Boot   string      `json:"boot"`   // the kernel's boot id: a pid means something only within it
+	PIDNS  string      `json:"pid_ns"` // pid namespace: a pid means something only within it, too
 	PID    int         `json:"pid"`
 	Start  uint64      `json:"start"` // the process's start time in clock ticks since boot: tells a recycled pid
 	PodUID string      `json:"pod_uid,omitempty"`

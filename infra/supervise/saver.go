@@ -1,0 +1,327 @@
+package supervise
+
+import (
+	"context"
+	"errors"
+	"fmt"
+	"log/slog"
+	"maps"
+	"slices"
+	"sync"
+	"time"
+
+	"github.com/reprieve-dev/reprieve/handlers"
+)
+
+// saver finds complete checkpoints in the directory and makes them durable, newest first, one at a
+// time. One goroutine (run) does the work; the other methods may be called from any.
+type saver struct {
+	dir      string
+	scanner  Scanner
+	watcher  *Watcher
+	transfer Transfer
+	writers  func() []string // files that the job has open for writing
+	log      *slog.Logger
+
+	kick    chan struct{}
+	flushes chan chan error
+	durable chan saved // one value for each checkpoint that became durable, and for the error that ended the saver
+
+	mu      sync.Mutex
+	hold    Hold // nil: not protected yet
+	base    *handlers.Ref
+	known   map[string]stamp // units that need no look any more: there at the start, committed, or passed over
+	renamed map[string]bool  // names that were renamed into place
+	newest  *saved           // newest complete unit seen since the start
+	steps   map[int64]bool   // committed by this attempt
+	last    int64            // largest step known
+}
+
+// saved is a complete checkpoint and what became of it.
+type saved struct {
+	unit    Unit
+	step    int64
+	seen    time.Time // when it was first seen complete
+	durable bool
+	took    time.Duration // from seen to durable
+	err     error         // handlers.ErrSuperseded: nothing this attempt writes counts any more
+}
+
+const (
+	// rescan is how often a directory with an incomplete checkpoint is looked at without an event.
+	rescan = 200 * time.Millisecond
+	// retryMin and retryMax bound the pause between two tries to upload.
+	retryMin, retryMax = 200 * time.Millisecond, 10 * time.Second
+)
+
+func newSaver(dir string, scanner Scanner, watcher *Watcher, transfer Transfer, writers func() []string, log *slog.Logger) *saver {
+	return &saver{
+		dir: dir, scanner: scanner, watcher: watcher, transfer: transfer, writers: writers, log: log,
+		kick: make(chan struct{}, 1), flushes: make(chan chan error), durable: make(chan saved, 16),
+		known: map[string]stamp{}, renamed: map[string]bool{}, steps: map[int64]bool{}, last: -1,
+	}
+}
+
+// protect gives the saver the hold through which it commits. What is complete already is committed next.
+func (s *saver) protect(hold Hold, base *handlers.Ref) {
+	s.mu.Lock()
+	s.hold, s.base = hold, base
+	if base != nil {
+		s.last = max(s.last, base.Step)
+	}
+	s.mu.Unlock()
+	s.look()
+}
+
+// ignore marks units as not worth a look: they were there before the child started.
+func (s *saver) ignore(units []Unit) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	for _, u := range units {
+		s.known[u.Name] = u.stamp()
+		s.last = max(s.last, u.Step)
+	}
+}
+
+// look asks for a scan now.
+func (s *saver) look() {
+	select {
+	case s.kick <- struct{}{}:
+	default:
+	}
+}
+
+// state returns the newest complete checkpoint since the start, nil if there was none.
+func (s *saver) state() *saved {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	if s.newest == nil {
+		return nil
+	}
+	newest := *s.newest
+	return &newest
+}
+
+// run works until ctx ends. It returns what it was doing as soon as ctx allows.
+func (s *saver) run(ctx context.Context) {
+	var timer <-chan time.Time
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case c, ok := <-s.watcher.Events():
+			if !ok {
+				return
+			}
+			s.note(c)
+			if s.drain() {
+				continue // many changes are one scan
+			}
+		case <-s.kick:
+		case <-timer:
+		case done := <-s.flushes:
+			done <- s.flushAll(ctx)
+			continue
+		}
+		timer = nil
+		pending, err := s.sweep(ctx)
+		if errors.Is(err, handlers.ErrSuperseded) {
+			s.report(ctx, saved{err: err})
+			return
+		}
+		if err != nil && ctx.Err() == nil {
+			s.log.Warn("cannot look for checkpoints; trying again", "dir", s.dir, "error", err)
+			pending = true
+		}
+		if pending {
+			timer = time.After(rescan)
+		}
+	}
+}
+
+// flush makes durable what is complete by now. The job must have ended: what is incomplete stays so.
+func (s *saver) flush(ctx context.Context) error {
+	done := make(chan error, 1)
+	select {
+	case s.flushes <- done:
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", handlers.ErrUnavailable, context.Cause(ctx))
+	}
+	select {
+	case err := <-done:
+		return err
+	case <-ctx.Done():
+		return fmt.Errorf("%w: %w", handlers.ErrUnavailable, context.Cause(ctx))
+	}
+}
+
+func (s *saver) flushAll(ctx context.Context) error {
+	for len(s.watcher.Events()) > 0 {
+		s.note(<-s.watcher.Events())
+	}
+	for {
+		before := s.state()
+		if _, err := s.sweep(ctx); err != nil {
+			return err
+		}
+		after := s.state()
+		if after == nil || before != nil && before.unit.stamp() == after.unit.stamp() && before.durable == after.durable {
+			return nil
+		}
+	}
+}
+
+// note remembers what a change proves.
+func (s *saver) note(c Change) {
+	if c.Renamed {
+		s.mu.Lock()
+		s.renamed[c.Name] = true
+		s.mu.Unlock()
+	}
+}
+
+// drain reports whether more changes are waiting already.
+func (s *saver) drain() bool { return len(s.watcher.Events()) > 0 }
+
+// sweep scans once and commits what is new. pending: something is under way in the directory.
+func (s *saver) sweep(ctx context.Context) (pending bool, err error) {
+	units, err := s.scan(false)
+	if err != nil {
+		return true, err
+	}
+	var fresh []Unit
+	s.mu.Lock()
+	for _, u := range units {
+		switch {
+		case s.known[u.Name] == u.stamp():
+		case !u.Complete:
+			pending = true
+		default:
+			fresh = append(fresh, u)
+		}
+	}
+	if len(fresh) == 0 {
+		s.mu.Unlock()
+		return pending, nil
+	}
+	unit := fresh[len(fresh)-1]
+	for _, u := range fresh[:len(fresh)-1] { // the newest one is worth the window
+		s.known[u.Name] = u.stamp()
+	}
+	step := unit.Step
+	if step < 0 {
+		step = s.last + 1
+	}
+	s.last = max(s.last, step)
+	if s.newest == nil || s.newest.unit.Name != unit.Name || s.newest.unit.stamp() != unit.stamp() {
+		s.newest = &saved{unit: unit, step: step, seen: time.Now()}
+	}
+	hold := s.hold
+	s.mu.Unlock()
+	if hold == nil {
+		return true, nil
+	}
+	if err := s.commit(ctx, hold, unit, step); err != nil {
+		return true, err
+	}
+	s.look() // something newer may have come meanwhile
+	return pending, nil
+}
+
+// scan lists the units in the directory. settled: nobody is writing there.
+func (s *saver) scan(settled bool) ([]Unit, error) {
+	var writers []string
+	if !settled {
+		writers = s.writers()
+	}
+	s.mu.Lock()
+	renamed := maps.Clone(s.renamed)
+	s.mu.Unlock()
+	return s.scanner.Scan(s.dir, Evidence{Settled: settled, Writers: writers, Renamed: func(name string) bool { return renamed[name] }})
+}
+
+// commit captures one unit and uploads it until it is durable, superseded, or pulled away.
+func (s *saver) commit(ctx context.Context, hold Hold, unit Unit, step int64) error {
+	s.mu.Lock()
+	done := s.steps[step]
+	seen := s.newest.seen
+	base := s.base
+	s.mu.Unlock()
+	if done {
+		s.finish(unit, step, nil)
+		return nil
+	}
+	captured, err := Capture(s.dir, unit.Name, unit.Files)
+	if err != nil {
+		return err
+	}
+	defer func() {
+		if err := captured.Release(); err != nil {
+			s.log.Warn("cannot remove a capture", "dir", s.dir, "error", err)
+		}
+	}()
+	draft := handlers.Manifest{Step: step, Framework: s.scanner.Name(), Unit: unit.Name, Base: base}
+	pause := retryMin
+	for {
+		_, err := hold.Commit(ctx, draft, func(ctx context.Context, prefix string) ([]handlers.File, error) {
+			files, err := s.transfer.Upload(ctx, prefix, captured.Sources())
+			if err != nil {
+				return nil, err
+			}
+			return files, captured.Verify()
+		})
+		switch {
+		case err == nil:
+			result := saved{unit: unit, step: step, seen: seen, durable: true, took: time.Since(seen)}
+			s.finish(unit, step, &result)
+			s.log.Info("checkpoint is durable", "checkpoint", unit.Name, "step", step, "bytes", unit.Bytes, "took", result.took.Round(time.Millisecond))
+			s.report(ctx, result)
+			return nil
+		case errors.Is(err, handlers.ErrSuperseded), ctx.Err() != nil:
+			return err
+		case errors.Is(err, ErrChanged):
+			return fmt.Errorf("%s changed while it was uploaded; it is looked at again: %w", unit.Name, err)
+		case errors.Is(err, handlers.ErrInvalid), errors.Is(err, handlers.ErrPermanent):
+			s.log.Error("this checkpoint cannot be made durable", "checkpoint", unit.Name, "step", step, "error", err)
+			s.finish(unit, step, nil)
+			return nil
+		}
+		s.log.Warn("checkpoint is not durable yet; trying again", "checkpoint", unit.Name, "step", step, "in", pause, "error", err)
+		select {
+		case <-ctx.Done():
+			return err
+		case <-time.After(pause):
+		}
+		pause = min(2*pause, retryMax)
+	}
+}
+
+// finish notes that a unit needs no look any more; result is nil if it did not become durable.
+func (s *saver) finish(unit Unit, step int64, result *saved) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.known[unit.Name] = unit.stamp()
+	if result != nil {
+		s.steps[step] = true
+	}
+	if s.newest != nil && s.newest.unit.Name == unit.Name && s.newest.step == step {
+		s.newest.durable = result != nil || s.steps[step]
+	}
+}
+
+func (s *saver) report(ctx context.Context, r saved) {
+	select {
+	case s.durable <- r:
+	case <-ctx.Done():
+	}
+}
+
+// newestOf returns the last complete unit of a scan, nil if there is none.
+func newestOf(units []Unit) *Unit {
+	for _, u := range slices.Backward(units) {
+		if u.Complete {
+			return &u
+		}
+	}
+	return nil
+}
