@@ -55,6 +55,7 @@ func Run(t *testing.T, open Open) {
 		{"a new group from now or from the start", longWait, testFromStart},
 		{"a subscriber that comes back goes on", longWait, testComesBack},
 		{"dead letters hold bytes and reason", longWait, testDeadLetter},
+		{"one subscriber works off a backlog without pauses", longWait, testBacklog},
 		{"2000 events, none lost", 2 * time.Second, testMany},
 		{"invalid events and subscriptions", longWait, testInvalid},
 		{"ended contexts", longWait, testContext},
@@ -430,6 +431,21 @@ func testMalformed(t *testing.T, b Bus, publishRaw func(string, []byte)) {
 		ack(t, m)
 	}
 	wantNothing(t, f)
+}
+
+func testBacklog(t *testing.T, b Bus) {
+	const n = 1000
+	var ids []string
+	for i := range n {
+		ids = append(ids, fmt.Sprint(i))
+	}
+	publish(t, b, events.TypeSweepDue, ids...)
+	f := subscribe(t, b, bus.Subscription{Name: "g", FromStart: true})
+	began := time.Now()
+	wantNext(t, f, ids...)
+	if took := time.Since(began); took > 5*time.Second {
+		t.Errorf("%d messages took %v", n, took)
+	}
 }
 
 func testMany(t *testing.T, b Bus) {

@@ -122,7 +122,7 @@ func (f *feed) Next(ctx context.Context) (bus.Message, error) {
 		if err != nil {
 			return bus.Message{}, err
 		}
-		msg, err := msgs.Next(jetstream.NextContext(ctx))
+		msg, err := receive(ctx, msgs)
 		if err == nil {
 			var m bus.Message
 			if m, err = f.message(msg); err == nil {
@@ -136,6 +136,21 @@ func (f *feed) Next(ctx context.Context) (bus.Message, error) {
 			return bus.Message{}, err
 		}
 	}
+}
+
+// receive waits for a message, in steps that grow from a millisecond. In nats.go 1.55 (pull.go,
+// checkPending) a Next that begins while the pull before it is just being sent asks for nothing:
+// alone, it would wait until heartbeats are missing.
+func receive(ctx context.Context, msgs jetstream.MessagesContext) (jetstream.Msg, error) {
+	for wait := time.Millisecond; wait < time.Second; wait *= 4 {
+		step, cancel := context.WithTimeout(ctx, wait)
+		msg, err := msgs.Next(jetstream.NextContext(step))
+		cancel()
+		if ctx.Err() != nil || !errors.Is(err, context.DeadlineExceeded) {
+			return msg, err
+		}
+	}
+	return msgs.Next(jetstream.NextContext(ctx))
 }
 
 // reopen replaces a lost consumer, however long that takes. lost is why.
