@@ -267,7 +267,7 @@ func (c *Child) Stop(ctx context.Context, grace time.Duration) error {
 // returns when none is left, or with ErrLeftovers when ctx ends first. Orphans, daemons, stopped
 // processes and such as go on forking are found too.
 func (c *Child) KillDescendants(ctx context.Context) error {
-	if err := killDescendants(ctx); err != nil {
+	if err := killDescendants(ctx, c.proc.Pid); err != nil {
 		return err
 	}
 	<-c.done

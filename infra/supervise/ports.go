@@ -42,6 +42,8 @@ type Transfer interface {
 	// Download puts a checkpoint into dir, verified and in one step. handlers.ErrRotten if its data is not what
 	// m says; every other error is worth another try.
 	Download(ctx context.Context, c handlers.Checkpoint, m handlers.Manifest, dir string) error
+	// Clean removes what a download that was killed left in dir.
+	Clean(dir string) error
 }
 
 // Source is one file to upload.

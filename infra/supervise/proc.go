@@ -112,6 +112,42 @@ func Descendants(pid int) []int {
 	return found
 }
 
+// childrenOf asks the kernel for the children of one process, which is much faster than the pass
+// over all of /proc. Some may be missing while others end; all are on kernels without the file.
+func childrenOf(pid int) []int {
+	base := "/proc/" + strconv.Itoa(pid) + "/task"
+	tasks, err := os.ReadDir(base)
+	if err != nil {
+		return nil
+	}
+	var found []int
+	for _, task := range tasks {
+		raw, err := os.ReadFile(base + "/" + task.Name() + "/children")
+		if err != nil {
+			continue
+		}
+		for field := range strings.FieldsSeq(string(raw)) {
+			if child, err := strconv.Atoi(field); err == nil {
+				found = append(found, child)
+			}
+		}
+	}
+	return found
+}
+
+// tree returns the process and those below it as childrenOf knows them, parents first.
+func (p process) tree() []process {
+	found := []process{p}
+	for i := 0; i < len(found); i++ {
+		for _, pid := range childrenOf(found[i].pid) {
+			if child, ok := readProcess(pid); ok && child.ppid == found[i].pid {
+				found = append(found, child)
+			}
+		}
+	}
+	return found
+}
+
 func parentOf(pid int) (int, error) {
 	p, ok := readProcess(pid)
 	if !ok {

@@ -9,12 +9,8 @@ package supervise
 import (
 	"context"
 	"fmt"
-	"maps"
 	"os"
-	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"time"
 
 	"golang.org/x/sys/unix"
@@ -70,26 +66,27 @@ func reap(child int, before map[process]bool) map[process]bool {
 var ErrLeftovers = fmt.Errorf("%w: processes of the job are still there", handlers.ErrUnavailable)
 
 // killDescendants ends every process below this one. Processes are frozen before they are killed,
-// so that none can fork away meanwhile, and it goes on until repeated looks find nobody.
-func killDescendants(ctx context.Context) error {
+// so that none can fork away meanwhile. Orphans are reaped at once: looking at the dead would make
+// the looks too slow to catch what forks and exits all the time.
+func killDescendants(ctx context.Context, child int) error {
 	tick := time.NewTicker(5 * time.Millisecond)
 	defer tick.Stop()
-	// What forks and exits all the time can slip through one look, so one empty look is not
-	// enough; and the first rounds follow each other at once.
-	for round, empty := 0, 0; ; round++ {
-		left := freeze()
-		if len(left) == 0 {
-			if empty++; empty == 3 {
-				return nil
+	dead := map[process]bool{}
+	for round := 0; ; round++ {
+		left, settled := freeze(dead)
+		for p := range dead {
+			if p.pid != child {
+				_, _ = unix.Wait4(p.pid, nil, unix.WNOHANG, nil)
 			}
-			continue
 		}
-		empty = 0
+		if settled && len(left) == 0 {
+			return nil
+		}
 		for _, p := range left {
 			p.signal(unix.SIGKILL)
 		}
-		if round < 10 && ctx.Err() == nil {
-			continue
+		if (!settled || round < 10) && ctx.Err() == nil {
+			continue // what forks and exits all the time is caught by being fast
 		}
 		select {
 		case <-ctx.Done():
@@ -99,56 +96,47 @@ func killDescendants(ctx context.Context) error {
 	}
 }
 
-// freeze stops everything below this process until a look finds nothing that was not stopped
-// before (at most a few times), and returns what is alive.
-func freeze() []process {
+// freeze stops everything below this process, looking again (a few times) as long as a look finds
+// news, and returns what is alive.
+//
+// Settled means that the last look had no news: neither a living process that was not stopped
+// before, nor a direct child that is dead and was not dead before. Death counts as news because
+// what forks and exits may be listed while it lives, be dead when it is looked at, and have left
+// us its successor in between. A subreaper with no child but the long dead has no descendant.
+func freeze(dead map[process]bool) (alive []process, settled bool) {
 	self := os.Getpid()
 	frozen := map[process]bool{}
 	for range 20 {
-		var alive []process
+		alive = alive[:0]
 		news := false
-		stop := func(p process) {
-			if !p.alive() {
-				return
-			}
-			alive = append(alive, p)
-			if key := (process{pid: p.pid, start: p.start}); !frozen[key] {
-				frozen[key], news = true, true
-				p.signal(unix.SIGSTOP)
+		visit := func(p process) {
+			key := process{pid: p.pid, start: p.start}
+			switch {
+			case p.alive():
+				alive = append(alive, p)
+				if !frozen[key] {
+					frozen[key], news = true, true
+					p.signal(unix.SIGSTOP)
+				}
+			case p.ppid == self && !dead[key]:
+				dead[key], news = true, true
 			}
 		}
-		// Direct children first: that look is much faster than the pass over all of /proc.
-		for _, pid := range directChildren() {
-			if p, ok := readProcess(pid); ok && p.ppid == self {
-				stop(p)
+		// Direct children first, the latest before the others: that look is much faster than the
+		// pass over all of /proc.
+		for _, pid := range slices.Backward(childrenOf(self)) {
+			if p, ok := readProcess(pid); ok {
+				visit(p)
 			}
 		}
 		for _, p := range descendants(self) {
-			stop(p)
+			visit(p)
 		}
 		if !news {
-			return alive
+			return alive, true
 		}
 	}
-	return slices.Collect(maps.Keys(frozen))
-}
-
-// directChildren asks the kernel for our children. The files are absent on some kernels.
-func directChildren() []int {
-	files, _ := filepath.Glob("/proc/self/task/*/children")
-	var found []int
-	for _, file := range files {
-		raw, err := os.ReadFile(file)
-		if err != nil {
-			continue
-		}
-		for field := range strings.FieldsSeq(string(raw)) {
-			if pid, err := strconv.Atoi(field); err == nil {
-				found = append(found, pid)
-			}
-		}
-	}
-	return found
+	return alive, false
 }
 
 func numbers(procs []process) []int {

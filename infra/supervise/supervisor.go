@@ -100,7 +100,7 @@ func (s *Supervisor) Run(ctx context.Context) (int, error) {
 // clear removes what a supervisor that was killed has left: captures, and processes of its job,
 // which must not write beside the new attempt. The directory is locked, so they are orphans.
 func (s *Supervisor) clear() error {
-	if err := CleanCaptures(s.Dir); err != nil {
+	if err := errors.Join(CleanCaptures(s.Dir), s.Transfer.Clean(s.Dir)); err != nil {
 		return err
 	}
 	for {

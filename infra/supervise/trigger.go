@@ -182,11 +182,22 @@ func catchers(pid int, sig syscall.Signal, who string) []process {
 	if who == "child" {
 		return nil
 	}
+	if who == "ranks" {
+		if found := pick(child.tree(), catches, false); len(found) > 0 {
+			return found
+		}
+	}
+	return pick(append([]process{child}, descendants(pid)...), catches, who == "all")
+}
+
+// pick returns those that catch; those below one that does only if below is set. Parents come
+// before their children.
+func pick(procs []process, catches func(process) bool, below bool) []process {
 	var found []process
 	covered := map[int]bool{}
-	for _, p := range append([]process{child}, descendants(pid)...) { // parents come first
+	for _, p := range procs {
 		switch {
-		case who == "ranks" && covered[p.ppid]:
+		case !below && covered[p.ppid]:
 			covered[p.pid] = true
 		case catches(p):
 			covered[p.pid] = true
