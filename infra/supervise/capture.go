@@ -56,11 +56,11 @@ func identify(info fs.FileInfo) identity {
 // foreign owner) the descriptors are kept open instead. Links inside dir are followed, out of it
 // not. No data is copied.
 //
-// Errors: ErrChanged when a file changes or is replaced meanwhile, ErrNotFound when one is gone,
+// Errors: ErrChanged when a file changes, is replaced or removed meanwhile, ErrNotFound when one is gone,
 // ErrConflict when name is captured already, ErrInvalid for anything but regular files,
 // ErrUnavailable. Nothing is left behind then.
 func Capture(dir, name string, files []string) (*Captured, error) {
-	if !filepath.IsLocal(name) || filepath.Base(name) != name {
+	if !filepath.IsLocal(name) || filepath.Base(name) != name || name == "." {
 		return nil, fmt.Errorf("%w: capture %q: the name of a checkpoint is one path element", handlers.ErrInvalid, name)
 	}
 	root, err := os.OpenRoot(dir)
@@ -91,17 +91,18 @@ func (c *Captured) take(root *os.Root, files []string) error {
 			return err
 		}
 	}
-	c.settle()
-	// A unit must not be a mixture: what has the name now is what was taken, or is gone.
+	// All of them still there and the same: so they were all there at once, and are one version.
+	// A file that is gone is no proof of that, what it belonged to may have been replaced before.
 	for _, f := range c.files {
 		info, err := root.Stat(f.name)
-		if err == nil && identify(info) != f.was {
-			return fmt.Errorf("%w: %s was replaced", ErrChanged, f.name)
+		if errors.Is(err, fs.ErrNotExist) || err == nil && identify(info) != f.was {
+			return fmt.Errorf("%w: %s was replaced or removed", ErrChanged, f.name)
 		}
-		if err != nil && !errors.Is(err, fs.ErrNotExist) {
+		if err != nil {
 			return fmt.Errorf("%w: look at %s: %v", handlers.ErrUnavailable, f.name, err)
 		}
 	}
+	c.settle()
 	return c.Verify()
 }
 

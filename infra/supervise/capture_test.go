@@ -151,7 +151,7 @@ func TestCaptureIsNeverAMixture(t *testing.T) {
 		}
 	})
 	whole := 0
-	for i := 0; i < 300; i++ {
+	for i := 0; i < 100; i++ {
 		c, err := supervise.Capture(dir, "ck", files)
 		if err != nil {
 			if !errors.Is(err, supervise.ErrChanged) && !errors.Is(err, handlers.ErrNotFound) {
@@ -175,7 +175,7 @@ func TestCaptureIsNeverAMixture(t *testing.T) {
 	}
 	close(quit)
 	trainer.Wait()
-	t.Logf("%d of 300 captures were whole", whole)
+	t.Logf("%d of 100 captures were whole", whole)
 	if left, _ := os.ReadDir(filepath.Join(dir, ".reprieve", "capture")); len(left) > 0 {
 		t.Errorf("left behind: %v", left)
 	}
@@ -229,7 +229,7 @@ func TestCaptureRefuses(t *testing.T) {
 	}
 }
 
-// A link into another file system cannot be followed by a hard link: the descriptor is held instead.
+// Where a hard link cannot be made the descriptor is held instead.
 func TestCaptureWithoutLinks(t *testing.T) {
 	shm, err := os.MkdirTemp("/dev/shm", "capture")
 	if err != nil {
@@ -240,8 +240,7 @@ func TestCaptureWithoutLinks(t *testing.T) {
 	if err := os.MkdirAll(filepath.Join(dir, ".reprieve", "capture"), 0o755); err != nil {
 		t.Fatal(err)
 	}
-	write(t, filepath.Join(shm, "model.pt"), "weights")
-	// The checkpoint directory's private part is elsewhere; what is linked there crosses devices.
+	// What is linked into there crosses devices.
 	swapped := filepath.Join(dir, ".reprieve", "capture")
 	if err := syscall.Mount(shm, swapped, "", syscall.MS_BIND, ""); err != nil {
 		t.Skip("this user may not mount")
@@ -266,9 +265,6 @@ func TestCaptureWithoutLinks(t *testing.T) {
 	}
 	if err := c.Verify(); err != nil {
 		t.Error(err)
-	}
-	if err := os.WriteFile(filepath.Join(dir, "other"), nil, 0o644); err != nil {
-		t.Fatal(err)
 	}
 }
 

@@ -224,11 +224,17 @@ func askExec(ctx context.Context, t Target, command string) (string, error) {
 }
 
 func environOf(pid int) []string {
-	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
-	if err != nil || len(raw) == 0 {
-		return os.Environ() // it has ended, or it is another user's
+	for range 20 {
+		raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/environ")
+		if err != nil {
+			break // it has ended, or it is another user's
+		}
+		if len(raw) > 0 {
+			return strings.Split(strings.TrimSuffix(string(raw), "\x00"), "\x00")
+		}
+		<-time.After(time.Millisecond) // it is empty in the moment of an exec
 	}
-	return strings.Split(strings.TrimSuffix(string(raw), "\x00"), "\x00")
+	return os.Environ()
 }
 
 func firstOf(errs ...error) error {

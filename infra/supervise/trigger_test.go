@@ -231,7 +231,7 @@ func TestAutoAsksASubscriber(t *testing.T) {
 // BenchmarkSignal is the time from the notice to the signal's delivery, which has to stay far below
 // a millisecond.
 func BenchmarkSignal(b *testing.B) {
-	const trainer = `trap : USR1; echo up; while :; do sleep 100 & wait; done`
+	const trainer = `trap : USR1; echo up; sleep 100 & while :; do wait; done`
 	for name, script := range map[string]string{"child": trainer, "below a launcher": "sh -c '" + trainer + "' & wait"} {
 		b.Run(name, func(b *testing.B) {
 			r, w, err := os.Pipe()

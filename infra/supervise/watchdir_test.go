@@ -120,7 +120,7 @@ func TestWatchDirOverflow(t *testing.T) {
 	dir := t.TempDir()
 	w := watch(t, dir)
 	a, b := write(t, filepath.Join(dir, "a"), ""), filepath.Join(dir, "b")
-	for range limit { // nobody reads meanwhile
+	for range limit + 10_000 { // nobody reads meanwhile
 		rename(t, a, b)
 		a, b = b, a
 	}
