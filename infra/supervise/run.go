@@ -166,6 +166,7 @@ func (r *run) loop(ctx context.Context) (int, error) {
 			if s.err != nil {
 				return r.superseded(ctx, r.job)
 			}
+			r.work(func() { r.beat(ctx) }) // passes on the event of the commit
 			if r.stop != nil && r.stop.asked && !s.seen.Before(r.stop.since) {
 				r.Log.Info("durable in time", "step", s.step, "after", time.Since(r.stop.since).Round(time.Millisecond), "left", r.left())
 				if !r.Keep || r.stop.notice == nil {

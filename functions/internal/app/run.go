@@ -41,6 +41,9 @@ type RunOptions struct {
 	AllowUnprotected bool
 }
 
+// publishLimit bounds one publication; it also bounds how long the end of a job waits for the bus.
+const publishLimit = 2 * time.Second
+
 // pollInterval is how often a metadata service is asked.
 const pollInterval = time.Second
 
@@ -135,7 +138,6 @@ func Run(ctx context.Context, s Settings, o RunOptions) (int, error) {
 		Log:      s.Log,
 	}
 	code, err := sup.Run(ctx)
-	line.flush(context.WithoutCancel(ctx))
 	if c, openErr := opener.open(ctx); openErr == nil && (err != nil || code != supervise.ExitPreempted) {
 		_ = c.Unregister(ctx, node, o.Job) // a hint: whoever reads it checks the record
 	}
@@ -208,8 +210,6 @@ type line struct {
 	job      string
 	wake     chan struct{}
 	records  chan handlers.Job
-	mu       sync.Mutex
-	bus      bus.Bus
 }
 
 // tell takes a record whose outbox may hold events.
@@ -247,24 +247,11 @@ func (l *line) session(ctx context.Context) error {
 		return err
 	}
 	defer func() { _ = feed.Close() }()
-	l.mu.Lock()
-	l.bus = b
-	l.mu.Unlock()
+	ctx, cancel := context.WithCancel(ctx)
 	var publisher sync.WaitGroup
 	defer publisher.Wait()
-	defer func() { l.mu.Lock(); l.bus = nil; l.mu.Unlock() }()
-	ctx, cancel := context.WithCancel(ctx)
 	defer cancel()
-	publisher.Go(func() {
-		for {
-			select {
-			case <-ctx.Done():
-				return
-			case job := <-l.records:
-				l.publish(ctx, b, job)
-			}
-		}
-	})
+	publisher.Go(func() { l.publishAll(ctx, b) })
 	for {
 		m, err := feed.Next(ctx)
 		if err != nil {
@@ -279,25 +266,33 @@ func (l *line) session(ctx context.Context) error {
 	}
 }
 
+// publishAll publishes what is told until ctx ends, and then what has been told by then.
+func (l *line) publishAll(ctx context.Context, b bus.Bus) {
+	for {
+		select {
+		case job := <-l.records:
+			l.publish(ctx, b, job)
+			continue
+		default:
+		}
+		select {
+		case job := <-l.records:
+			l.publish(ctx, b, job)
+		case <-ctx.Done():
+			return
+		}
+	}
+}
+
 func (l *line) publish(ctx context.Context, b bus.Bus, job handlers.Job) {
+	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), publishLimit)
+	defer cancel()
 	c, err := l.opener.open(ctx)
 	if err == nil {
 		err = Publish(ctx, b, c, job)
 	}
-	if err != nil && ctx.Err() == nil {
+	if err != nil {
 		l.settings.Log.Warn("cannot publish; the watch pass does it", "error", err)
-	}
-}
-
-// flush publishes what is left, in the little time there is.
-func (l *line) flush(ctx context.Context) {
-	ctx, cancel := context.WithTimeout(ctx, 2*time.Second)
-	defer cancel()
-	l.mu.Lock()
-	b := l.bus
-	l.mu.Unlock()
-	for b != nil && len(l.records) > 0 {
-		l.publish(ctx, b, <-l.records)
 	}
 }
 
