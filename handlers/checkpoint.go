@@ -139,12 +139,13 @@ func (j Job) Candidates(found []Checkpoint) []Checkpoint {
 
 // Seal is what the current attempt does once, before its child starts: it says what it was
 // restored from (base; nil is nothing), adopts the manifests found of the unsealed attempts up to
-// base, cuts the list behind base, and shuts those attempts out for good. ErrIgnored if it is done.
+// base, cuts the list behind base, and shuts those attempts out for good. ErrIgnored if it is done,
+// or if this is attempt 1: there is nothing before it.
 func (j Job) Seal(claim string, base *Ref, found []Checkpoint, now time.Time) (Job, error) {
 	if !j.Current(claim) {
 		return j, j.superseded()
 	}
-	if j.Attempt > 1 && j.Sealed == j.Attempt-1 {
+	if j.Sealed == j.Attempt-1 {
 		return j, fmt.Errorf("%w: sealed already", ErrIgnored)
 	}
 	kept := j.Candidates(found)

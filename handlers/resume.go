@@ -31,7 +31,7 @@ func (h *Resume) Handle(ctx context.Context, e events.Event) ([]events.Event, er
 		}
 		return j.Reserve(h.Now())
 	})
-	again := errors.Is(err, ErrIgnored) && job.State == Resuming && len(job.Claims) == 0 && job.Attempt == data.Attempt+1
+	again := errors.Is(err, ErrIgnored) && job.UID == data.UID && job.State == Resuming && len(job.Claims) == 0 && job.Attempt == data.Attempt+1
 	if err != nil && !again {
 		return nil, err
 	}

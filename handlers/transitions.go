@@ -80,7 +80,7 @@ func (j Job) LoseLease(now time.Time) (Job, error) {
 // Interrupt hands over: the claimant stopped its children because of cause (a notice kind, or
 // CauseSigterm). ErrIgnored if the job is interrupted under this claim already.
 func (j Job) Interrupt(claim, cause, detail string, now time.Time) (Job, error) {
-	if j.State == Interrupted && j.Claimed(claim) {
+	if j.State == Interrupted && j.Claimed(claim) || j.reported(claim) {
 		return j, fmt.Errorf("%w: interrupted already", ErrIgnored)
 	}
 	if !j.Current(claim) {
@@ -101,7 +101,7 @@ func (j Job) End(claim string, code int, detail string, now time.Time) (Job, err
 		return j, fmt.Errorf("%w: succeeded already", ErrIgnored)
 	case code == 0 && j.State == Interrupted && j.Claimed(claim), code == 0 && j.Current(claim):
 		return j.begin(now).moveTo(Succeeded, CauseExit, detail, events.TypeJobSucceeded), nil
-	case j.State == Interrupted && j.Claimed(claim) && j.Cause == CauseExit:
+	case j.reported(claim):
 		return j, fmt.Errorf("%w: its end is recorded already", ErrIgnored)
 	case !j.Current(claim):
 		return j, j.superseded()
@@ -158,7 +158,12 @@ func (j Job) Cancel(detail string, now time.Time) (Job, error) {
 // Retry starts an ended or interrupted job again by a person's will, with fresh budgets. The next
 // attempt is reserved for the launcher; where there is none it is spent to fence the old ones, and
 // the next `reprieve run` takes the one behind it.
+//
+// ErrIgnored if it was retried and nobody has started since.
 func (j Job) Retry(now time.Time) (Job, error) {
+	if (j.State == Interrupted || j.State == Resuming) && j.Cause == CausePerson && len(j.Claims) == 0 {
+		return j, fmt.Errorf("%w: %s was retried", ErrIgnored, j.Name)
+	}
 	if !j.State.Terminal() && j.State != Interrupted {
 		return j, fmt.Errorf("%w: %s is %s: only a job that has ended or is interrupted can be retried; cancel it first", ErrInvalid, j.Name, j.State)
 	}
@@ -241,6 +246,19 @@ func (j Job) fruitless() Job {
 func (j Job) noProgress(detail string) Job {
 	return j.moveTo(Failed, CauseNoProgress,
 		fmt.Sprintf("%d attempts in a row committed no checkpoint; the last: %s", j.Fruitless, detail), events.TypeJobFailed)
+}
+
+// reported reports whether the claimant itself has ended its attempt, as far as the record can
+// tell: nobody else gives these causes. Whoever repeats a write of unknown outcome needs it.
+func (j Job) reported(claim string) bool {
+	if !j.Claimed(claim) || j.State != Interrupted && j.State != Failed {
+		return false
+	}
+	switch j.Cause {
+	case CauseExit, CauseSigterm, CauseNoProgress:
+		return true
+	}
+	return events.Kind(j.Cause).Effect() == events.EffectStop
 }
 
 func (j Job) superseded() error {
