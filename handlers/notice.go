@@ -27,6 +27,9 @@ func (h *Notice) Handle(ctx context.Context, e events.Event) ([]events.Event, er
 	if err != nil {
 		return nil, fmt.Errorf("%w: %w", ErrInvalid, err)
 	}
+	if n.Cancelled != (e.Type() == events.TypeNodeNoticeCancelled) {
+		return nil, fmt.Errorf("%w: notice %s: cancelled is %t in an event of type %s; make them agree", ErrInvalid, e.ID(), n.Cancelled, e.Type())
+	}
 	if n.Provider == "" || n.Instance == "" {
 		return nil, fmt.Errorf("%w: notice %s: provider and instance are required", ErrInvalid, e.ID())
 	}
@@ -94,7 +97,7 @@ func (j Job) ApplyNotice(n events.Notice, now time.Time) (Job, error) {
 	j.Seen = append(j.Seen, n)
 	if n.Cancelled {
 		if j.State == Preempting && events.SameNotice(*j.Notice, n) {
-			return j.moveTo(Running, "", "the notice was withdrawn", events.TypeJobResumed), nil
+			return j.standDown("the notice was withdrawn", now), nil
 		}
 		return j, nil
 	}
@@ -123,11 +126,29 @@ func (j Job) preempting(n events.Notice) Job {
 		return j
 	}
 	first := j.State != Preempting
-	j.Notice = &n
+	j.Notice, j.Cause = &n, string(n.Kind)
 	if first {
 		j = j.moveTo(Preempting, string(n.Kind), "", events.TypeJobPreempting)
 	}
 	return j.request(n)
+}
+
+// standDown ends what the notice in force asks for: the earliest of the others that still stand
+// takes its place, or the job returns to running.
+func (j Job) standDown(why string, now time.Time) Job {
+	var next *events.Notice
+	for _, n := range j.Seen {
+		stands := !n.Cancelled && n.Kind.Effect() == events.EffectStop && !events.SameNotice(n, *j.Notice) &&
+			!seen(j.Seen, cancellation(n)) && (n.Deadline == nil || n.Deadline.After(now))
+		if stands && (next == nil || earlier(n.Deadline, next.Deadline)) {
+			next = &n
+		}
+	}
+	if next == nil {
+		return j.moveTo(Running, "", why, events.TypeJobResumed)
+	}
+	j.Notice, j.Cause = next, string(next.Kind)
+	return j.request(*next)
 }
 
 func (j Job) request(n events.Notice) Job {

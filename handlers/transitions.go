@@ -175,7 +175,8 @@ func (j Job) Retry(now time.Time) (Job, error) {
 	return j.moveTo(Interrupted, CausePerson, "retried; run the job's command again", events.TypeJobInterrupted), nil
 }
 
-// DeadlinePassed returns a preempting job to running when the machine outlived its notice by slack.
+// DeadlinePassed returns a preempting job to running when the machine outlived its notice by slack,
+// unless a later one stands.
 func (j Job) DeadlinePassed(claim string, slack time.Duration, now time.Time) (Job, error) {
 	if !j.Current(claim) {
 		return j, j.superseded()
@@ -183,7 +184,7 @@ func (j Job) DeadlinePassed(claim string, slack time.Duration, now time.Time) (J
 	if j.State != Preempting || j.Notice.Deadline == nil || now.Before(j.Notice.Deadline.Add(slack)) {
 		return j, fmt.Errorf("%w: no deadline has passed", ErrIgnored)
 	}
-	return j.begin(now).moveTo(Running, "", "the machine outlived its notice", events.TypeJobResumed), nil
+	return j.begin(now).standDown("the machine outlived its notice", now), nil
 }
 
 // allocate takes the next attempt number. Nobody holds it yet.

@@ -143,7 +143,7 @@ func (a *Attempt) Beat(ctx context.Context) (handlers.Job, error) {
 	if err := a.catalog.Touch(ctx, handlers.Heartbeat{Job: a.job, Attempt: a.number, Rank: a.claim.Rank}); err != nil {
 		return job, err
 	}
-	if _, err := job.DeadlinePassed(a.claim.ID, deadlineSlack, a.catalog.Now()); err != nil {
+	if job.State != handlers.Preempting {
 		return job, nil
 	}
 	return a.update(ctx, func(j handlers.Job) (handlers.Job, error) {

@@ -102,7 +102,7 @@ func (c *Catalog) read(ctx context.Context, job string) (handlers.Job, blob.Vers
 
 // write leaves the traces first, so that whoever dies between any two steps is found by watch.
 func (c *Catalog) write(ctx context.Context, prev, next handlers.Job, cond blob.Cond) error {
-	if next.Attempt > prev.Attempt {
+	if next.Attempt > prev.Attempt || len(next.Claims) > len(prev.Claims) { // a reservation may have aged
 		for rank := range next.Nodes {
 			if err := c.putMark(ctx, liveKey(next.Name, next.Attempt, rank)); err != nil {
 				return err
