@@ -46,9 +46,10 @@ func DataKey(key string, f handlers.File) string {
 // Commit makes a checkpoint durable: index entry, state.json, data, this rank's answer, manifest,
 // and then the record's list. It is durable when Commit returns nil, not before. draft says what it
 // is (Step, Framework, Unit, Base); data puts its files below prefix, as prefix/<path>, and returns
-// them with their digests. Committing what is listed already is nil; after an error Commit may be
-// called again, and data overwrites what lies there. What an error leaves behind never counts and
-// is found by the sweep.
+// them with their digests. After an error Commit may be called again, and data overwrites what lies
+// there; but once a call has got as far as this rank's answer, later ones of the step join it, and
+// data is not called: what may count already is never overwritten. What an error leaves behind
+// never counts and is found by the sweep.
 func (a *Attempt) Commit(ctx context.Context, draft handlers.Manifest, data func(ctx context.Context, prefix string) ([]handlers.File, error)) (handlers.Checkpoint, error) {
 	c, ref := a.catalog, handlers.Ref{Attempt: a.number, Step: draft.Step}
 	prefix := checkpointPrefix(a.job, ref)
@@ -64,14 +65,12 @@ func (a *Attempt) Commit(ctx context.Context, draft handlers.Manifest, data func
 	if err != nil {
 		return handlers.Checkpoint{}, err
 	}
-	files, err := data(ctx, prefix+"data/"+strconv.Itoa(a.claim.Rank))
-	if err != nil {
-		return handlers.Checkpoint{}, err
+	var manifest handlers.Manifest
+	_, err = readDoc(ctx, c.Store, answerKey(prefix, a.claim.Rank), &manifest)
+	if errors.Is(err, handlers.ErrNotFound) {
+		manifest, err = a.answer(ctx, draft, prefix, data)
 	}
-	manifest := draft
-	manifest.Format, manifest.Job, manifest.UID, manifest.Attempt = 1, a.job, a.uid, ref.Attempt
-	manifest.Files, manifest.Writer, manifest.Written = files, a.claim.ID, c.Now().UTC()
-	if err := createDoc(ctx, c.Store, answerKey(prefix, a.claim.Rank), manifest, manifest.Identical); err != nil {
+	if err != nil {
 		return handlers.Checkpoint{}, err
 	}
 	if err := createDoc(ctx, c.Store, prefix+"manifest.json", manifest, manifest.Identical); err != nil {
@@ -83,6 +82,18 @@ func (a *Attempt) Commit(ctx context.Context, draft handlers.Manifest, data func
 	}
 	_, err = a.update(ctx, func(j handlers.Job) (handlers.Job, error) { return j.Commit(a.claim.ID, entry, c.Now()) })
 	return entry, err
+}
+
+// answer has the data put, and says so in this rank's document.
+func (a *Attempt) answer(ctx context.Context, draft handlers.Manifest, prefix string, data func(ctx context.Context, prefix string) ([]handlers.File, error)) (handlers.Manifest, error) {
+	files, err := data(ctx, prefix+"data/"+strconv.Itoa(a.claim.Rank))
+	if err != nil {
+		return draft, err
+	}
+	m := draft
+	m.Format, m.Job, m.UID, m.Attempt = 1, a.job, a.uid, a.number
+	m.Files, m.Writer, m.Written = files, a.claim.ID, a.catalog.Now().UTC()
+	return m, createDoc(ctx, a.catalog.Store, answerKey(prefix, a.claim.Rank), m, m.Identical)
 }
 
 // Candidates returns what this attempt may be restored from, newest first, and the manifests found
@@ -106,7 +117,9 @@ func (a *Attempt) Candidates(ctx context.Context) (candidates, found []handlers.
 			switch {
 			case err == nil:
 				found = append(found, c)
-			case !errors.Is(err, handlers.ErrNotFound):
+			case errors.Is(err, handlers.ErrNotFound), errors.Is(err, handlers.ErrRotten), errors.Is(err, errGarbled):
+				// Not whole: it never counted.
+			default:
 				return nil, nil, err
 			}
 		}
@@ -122,11 +135,19 @@ func (a *Attempt) Seal(ctx context.Context, base *handlers.Ref, found []handlers
 	})
 }
 
-// Manifest reads the manifest of a checkpoint. ErrNotFound if it is not whole.
+// Manifest reads the manifest of a checkpoint. ErrNotFound if it is not whole, ErrRotten if it is
+// not a manifest, ErrPermanent if a newer version wrote it.
 func (c *Catalog) Manifest(ctx context.Context, job string, ref handlers.Ref) (handlers.Manifest, error) {
 	var m handlers.Manifest
-	if _, err := readDoc(ctx, c.Store, checkpointPrefix(job, ref)+"manifest.json", &m); err != nil {
+	key := checkpointPrefix(job, ref) + "manifest.json"
+	_, err := readDoc(ctx, c.Store, key, &m)
+	switch {
+	case errors.Is(err, errGarbled), err == nil && m.Format < 1:
+		return m, fmt.Errorf("%w: %s is not a manifest", handlers.ErrRotten, key)
+	case err != nil:
 		return m, fmt.Errorf("read the manifest of checkpoint %s: %w", ref, err)
+	case m.Format > 1:
+		return m, fmt.Errorf("%w: %s is of format %d; use a newer version of reprieve", handlers.ErrPermanent, key, m.Format)
 	}
 	return m, nil
 }

@@ -12,13 +12,16 @@ import (
 	"github.com/reprieve-dev/reprieve/infra/blob"
 )
 
+// errGarbled: a document is not JSON of the right shape. Another reading gives the same.
+var errGarbled = fmt.Errorf("%w: not a document of ours", handlers.ErrPermanent)
+
 func readDoc(ctx context.Context, s blob.Store, key string, doc any) (blob.Version, error) {
 	data, info, err := blob.ReadAll(ctx, s, key)
 	if err != nil {
 		return "", err
 	}
 	if err := json.Unmarshal(data, doc); err != nil {
-		return "", fmt.Errorf("%w: %s is not a document of ours: %w", handlers.ErrPermanent, key, err)
+		return "", fmt.Errorf("%w: %s: %w", errGarbled, key, err)
 	}
 	return info.Version, nil
 }
