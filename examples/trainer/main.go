@@ -77,9 +77,10 @@ func run(o options) (int, error) {
 	go reprieve.listen(ctx)
 	asked := make(chan os.Signal, 8)
 	signal.Notify(asked, syscall.SIGUSR1)
-	if o.onTerm == "save" {
+	switch o.onTerm {
+	case "save":
 		signal.Notify(asked, syscall.SIGTERM)
-	} else if o.onTerm == "ignore" {
+	case "ignore":
 		signal.Ignore(syscall.SIGTERM)
 	}
 

@@ -156,7 +156,7 @@ func TestResultTable(t *testing.T) {
 					}
 					return []events.Event{follows}, nil
 				})
-				time.Sleep(time.Hour)
+				<-time.After(time.Hour)
 				stop()
 
 				if got, want := runs, tt.wantRuns; got != want {
@@ -251,10 +251,10 @@ func TestSlowHandlerKeepsItsMessage(t *testing.T) {
 		runs := 0
 		stop := start(t, quiet(b, func(string, string) {}), "h", []string{bus.Any}, func(context.Context, events.Event) ([]events.Event, error) {
 			runs++
-			time.Sleep(10 * time.Minute)
+			<-time.After(10 * time.Minute)
 			return nil, nil
 		})
-		time.Sleep(time.Hour)
+		<-time.After(time.Hour)
 		stop()
 		if got, want := runs, 1; got != want {
 			t.Errorf("runs: got %d, want %d", got, want)
@@ -273,7 +273,7 @@ func TestBackoffGrowsToAMinute(t *testing.T) {
 			at = append(at, time.Now())
 			return nil, handlers.ErrUnavailable
 		})
-		time.Sleep(24 * time.Hour)
+		<-time.After(24 * time.Hour)
 		stop()
 		var longest time.Duration
 		for i := 1; i < len(at); i++ {
@@ -353,7 +353,7 @@ func TestPoisonDoesNotStopTheOthers(t *testing.T) {
 			now++
 			most = max(most, now)
 			mu.Unlock()
-			time.Sleep(time.Second)
+			<-time.After(time.Second)
 			mu.Lock()
 			now--
 			mu.Unlock()
@@ -362,7 +362,7 @@ func TestPoisonDoesNotStopTheOthers(t *testing.T) {
 			}
 			return nil, nil
 		})
-		time.Sleep(time.Minute)
+		<-time.After(time.Minute)
 		stop()
 		if got, want := counts, map[string]int{"handled": 99, "dead-lettered": 1}; !cmp.Equal(got, want) {
 			t.Errorf("outcomes: got %v, want %v", got, want)
@@ -423,11 +423,11 @@ func TestNothingIsLost(t *testing.T) {
 				r := quiet(b, func(string, string) {})
 				for range 5 {
 					stop := start(t, r, "h", []string{events.TypeSweepDue}, handle)
-					time.Sleep(3 * time.Second)
+					<-time.After(3 * time.Second)
 					stop()
 				}
 				stop := start(t, r, "h", []string{events.TypeSweepDue}, handle)
-				time.Sleep(24 * time.Hour)
+				<-time.After(24 * time.Hour)
 				stop()
 
 				for d := range b.DeadLetters(t.Context()) {

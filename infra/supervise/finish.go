@@ -162,14 +162,14 @@ func (r *run) patiently(ctx context.Context, f func(ctx context.Context) error) 
 		case rec := <-r.records:
 			if errors.Is(rec.err, handlers.ErrSuperseded) {
 				cancel()
-				<-result
-				return rec.err
+				return errors.Join(rec.err, <-result)
 			}
 		case s := <-r.saver.durable:
 			if s.err != nil {
 				return s.err
 			}
-		case <-r.asked:
+		case err := <-r.asked:
+			r.Log.Debug("asked for a checkpoint while closing", "error", err)
 		case <-r.says:
 		case <-r.lastMoment():
 			cancel()

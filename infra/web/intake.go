@@ -178,7 +178,7 @@ func check(e events.Event) error {
 	}
 	zero, ok := events.Types[e.Type()]
 	if !ok {
-		return fmt.Errorf("type %.100q is unknown; Reprieve's types begin with dev.reprieve.", e.Type())
+		return fmt.Errorf("type %.100q is unknown; those of Reprieve begin with dev.reprieve", e.Type())
 	}
 	if e.DataContentType() != "" && !isJSON(e.DataMediaType()) {
 		return fmt.Errorf("datacontenttype is %.100q; send application/json", e.DataContentType())
