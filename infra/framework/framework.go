@@ -43,7 +43,8 @@ type Evidence struct {
 
 // Framework recognises the checkpoints of one framework. Safe for concurrent use.
 type Framework interface {
-	// Name is the value of --framework.
+	// Name is the value of --framework. That of auto is what it took the newest checkpoint of its
+	// last scan for; before, it is auto.
 	Name() string
 	// Scan lists the checkpoints directly in dir, complete or not, oldest first (by step, then time).
 	// What disappears during the scan is passed over. ErrNotFound if dir does not exist.
@@ -67,92 +68,109 @@ func ByName(name string, o Options) (Framework, error) {
 	case "generic":
 		return generic{marker: o.Marker}, nil
 	case "torch":
-		return torch{}, nil
+		return newTorch(), nil
 	case "auto":
 		if o.Marker != "" {
 			return generic{marker: o.Marker}, nil
 		}
-		return auto{}, nil
+		return newAuto(), nil
 	case "huggingface", "accelerate", "lightning", "dcp", "deepspeed", "megatron", "nemo", "composer", "orbax":
 		return nil, fmt.Errorf("%w: %s is not in this version, which has auto, torch and generic", handlers.ErrInvalid, name)
 	}
 	return nil, fmt.Errorf("%w: %q is unknown: use auto, torch or generic", handlers.ErrInvalid, name)
 }
 
-// auto takes a file that looks like torch's for torch's, and everything else for generic.
-type auto struct{}
+// temporary are names that say so themselves.
+var temporary = regexp.MustCompile(`(?i)^\.|^tmp|^temp[._-]|~$|\.lock$|` +
+	`\.(tmp|temp|part|partial|incomplete)([0-9]*|[._-].*)$|[_-](tmp|temp|partial|incomplete|unfinished)$`)
 
-func (auto) Name() string { return "auto" }
-
-func (auto) Scan(dir string, ev Evidence) ([]Unit, error) {
-	return scan(dir, ev, func(u *Unit, e fs.DirEntry) {
-		if (torch{}).is(e) {
-			(torch{}).judge(dir, u)
-		} else {
-			(generic{}).judge(dir, u, e, ev)
-		}
-	})
+// entry is a file or directory that may be a checkpoint.
+type entry struct {
+	Unit
+	dir  bool
+	temp string // a file in it whose name says that it is temporary; empty: there is none
 }
 
-// temporary are names that say so themselves.
-var temporary = regexp.MustCompile(`(?i)^\.|~$|\.(tmp|temp|part|partial|incomplete|lock)$|\.(tmp|temp|part|partial|incomplete)[.-]|^(tmp|temp)[._-]`)
+// judge decides about an entry: it sets what it knows of Complete, Why, Step and Files. False: the
+// entry is none of this framework's checkpoints.
+type judge func(root *os.Root, e *entry) bool
 
-// scan lists the units of dir and lets judge say what is special about each.
-func scan(dir string, ev Evidence, judge func(*Unit, fs.DirEntry)) ([]Unit, error) {
-	entries, err := os.ReadDir(dir)
+// scan lists the units of dir.
+func scan(dir string, ev Evidence, judge judge) ([]Unit, error) {
+	root, err := os.OpenRoot(dir)
 	if errors.Is(err, fs.ErrNotExist) {
 		return nil, fmt.Errorf("%w: checkpoint directory %s", handlers.ErrNotFound, dir)
 	}
 	if err != nil {
-		return nil, fmt.Errorf("%w: %w", handlers.ErrUnavailable, err)
+		return nil, fmt.Errorf("%w: open checkpoint directory: %w", handlers.ErrUnavailable, err)
+	}
+	defer func() { _ = root.Close() }()
+	found, err := fs.ReadDir(root.FS(), ".")
+	if err != nil {
+		return nil, fmt.Errorf("%w: read checkpoint directory: %w", handlers.ErrUnavailable, err)
 	}
 	var units []Unit
-	for _, e := range entries {
-		if temporary.MatchString(e.Name()) || !e.Type().IsRegular() && !e.IsDir() {
-			continue
+	for _, d := range found {
+		if temporary.MatchString(d.Name()) || !d.Type().IsRegular() && !d.IsDir() {
+			continue // a link such as "latest" is no checkpoint of its own
 		}
-		u, err := collect(dir, e.Name())
-		if err != nil || len(u.Files) == 0 {
+		e := &entry{Unit: Unit{Name: d.Name(), Step: lastNumber(d.Name()), Complete: true}, dir: d.IsDir()}
+		if err := e.collect(root, e.Name); err != nil || len(e.Files) == 0 {
 			continue // it went away, or is empty
 		}
-		u.Step, u.Complete = lastNumber(e.Name()), true
-		judge(&u, e)
+		if !judge(root, e) {
+			continue
+		}
 		for _, w := range ev.Writers {
-			if w == u.Name || strings.HasPrefix(w, u.Name+"/") {
-				u.Complete, u.Why = false, w+" is still being written"
+			if slices.Contains(e.Files, w) || strings.HasPrefix(w, e.Name+"/") {
+				e.not(w + " is still being written")
 			}
 		}
-		if u.Name != "" {
-			units = append(units, u)
-		}
+		units = append(units, e.Unit)
 	}
-	slices.SortStableFunc(units, func(a, b Unit) int {
-		return cmp.Or(cmp.Compare(a.Step, b.Step), a.ModTime.Compare(b.ModTime), cmp.Compare(a.Name, b.Name))
-	})
+	sortUnits(units)
 	return units, nil
 }
 
-// collect gathers the regular files of a unit.
-func collect(dir, name string) (Unit, error) {
-	u := Unit{Name: name}
-	err := fs.WalkDir(os.DirFS(dir), name, func(p string, e fs.DirEntry, err error) error {
+// sortUnits puts the oldest first.
+func sortUnits(units []Unit) {
+	slices.SortStableFunc(units, func(a, b Unit) int {
+		return cmp.Or(cmp.Compare(a.Step, b.Step), a.ModTime.Compare(b.ModTime), cmp.Compare(a.Name, b.Name))
+	})
+}
+
+// not says why the unit is not complete.
+func (e *entry) not(why string) { e.Complete, e.Why = false, why }
+
+// collect adds the files at and below name. A link counts as the file that it leads to, as long as
+// that is in the checkpoint directory.
+func (e *entry) collect(root *os.Root, name string) error {
+	return fs.WalkDir(root.FS(), name, func(p string, d fs.DirEntry, err error) error {
 		if err != nil {
 			return err
 		}
-		info, err := e.Info()
+		info, err := d.Info()
 		if err != nil {
 			return err
 		}
-		if info.ModTime().After(u.ModTime) {
-			u.ModTime = info.ModTime()
+		if d.Type()&fs.ModeSymlink != 0 {
+			if info, err = root.Stat(p); err != nil || !info.Mode().IsRegular() {
+				e.not("its link " + p + " leads to no file in the checkpoint directory")
+				return nil
+			}
 		}
-		if e.Type().IsRegular() {
-			u.Files = append(u.Files, p)
-			u.Bytes += info.Size()
+		if info.ModTime().After(e.ModTime) && !info.IsDir() {
+			e.ModTime = info.ModTime()
+		}
+		if info.Mode().IsRegular() {
+			e.Files = append(e.Files, p)
+			e.Bytes += info.Size()
+			if temporary.MatchString(path.Base(p)) && !strings.HasPrefix(path.Base(p), ".") {
+				e.temp = p
+			}
 		}
 		return nil
 	})
-	return u, err
 }
 
 var number = regexp.MustCompile(`[0-9]+`)
