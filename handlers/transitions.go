@@ -101,7 +101,7 @@ func (j Job) End(claim string, code int, detail string, now time.Time) (Job, err
 		return j, fmt.Errorf("%w: succeeded already", ErrIgnored)
 	case code == 0 && j.State == Interrupted && j.Claimed(claim), code == 0 && j.Current(claim):
 		return j.begin(now).moveTo(Succeeded, CauseExit, detail, events.TypeJobSucceeded), nil
-	case j.reported(claim):
+	case code != 0 && j.reported(claim):
 		return j, fmt.Errorf("%w: its end is recorded already", ErrIgnored)
 	case !j.Current(claim):
 		return j, j.superseded()
