@@ -129,7 +129,7 @@ func (j Job) Commit(claim string, c Checkpoint, now time.Time) (Job, error) {
 func (j Job) Candidates(found []Checkpoint) []Checkpoint {
 	list := slices.Clone(j.Checkpoints)
 	for _, c := range found {
-		if c.Attempt > j.Sealed && c.Attempt < j.Attempt && !j.lists(c.Ref) {
+		if c.Attempt > j.Sealed && c.Attempt < j.Attempt {
 			list = insert(list, c)
 		}
 	}
@@ -170,8 +170,11 @@ func (j Job) lists(r Ref) bool {
 	return slices.ContainsFunc(j.Checkpoints, func(c Checkpoint) bool { return c.Ref == r })
 }
 
-// insert keeps list ordered.
+// insert keeps list ordered and unique.
 func insert(list []Checkpoint, c Checkpoint) []Checkpoint {
-	at, _ := slices.BinarySearchFunc(list, c.Ref, func(have Checkpoint, want Ref) int { return have.Compare(want) })
+	at, found := slices.BinarySearchFunc(list, c.Ref, func(have Checkpoint, want Ref) int { return have.Compare(want) })
+	if found {
+		return list
+	}
 	return slices.Insert(list, at, c)
 }

@@ -65,9 +65,11 @@ func record(state handlers.State) handlers.Job {
 	strict := running
 	strict.Launch = &handlers.Launch{Kind: "local", Budget: handlers.Budget{Failures: ptr(0)}}
 	j := map[handlers.State]func() handlers.Job{
-		handlers.Pending:     func() handlers.Job { return pending },
-		handlers.Running:     func() handlers.Job { return running },
-		handlers.Preempting:  func() handlers.Job { return must(running.ApplyNotice(stop(n2, events.KindTerminate, 2*time.Minute), t0)) },
+		handlers.Pending: func() handlers.Job { return pending },
+		handlers.Running: func() handlers.Job { return running },
+		handlers.Preempting: func() handlers.Job {
+			return must(running.ApplyNotice(stop(n2, events.KindTerminate, 2*time.Minute), t0))
+		},
 		handlers.Interrupted: func() handlers.Job { return must(running.LoseLease(t0)) },
 		handlers.Resuming:    func() handlers.Job { return must(must(first.LoseLease(t0)).Reserve(t0)) },
 		handlers.Succeeded:   func() handlers.Job { return must(running.End("me", 0, "", t0)) },

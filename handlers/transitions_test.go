@@ -183,10 +183,10 @@ func checkEvents(t *testing.T, before, after handlers.Job) {
 func TestCounters(t *testing.T) {
 	r := func(s handlers.State) handlers.Job { return record(s) }
 	for _, c := range []struct {
-		name                   string
-		job                    handlers.Job
-		err                    error
-		cause                  string
+		name                  string
+		job                   handlers.Job
+		err                   error
+		cause                 string
 		preemptions, failures int
 	}{
 		{name: "lost lease", job: must(r(handlers.Running).LoseLease(t0)), cause: handlers.CauseLostLease, preemptions: 2},
@@ -289,8 +289,8 @@ func TestBudgets(t *testing.T) {
 		return j
 	}
 	for name, c := range map[string]struct {
-		got                    handlers.Job
-		state                  handlers.State
+		got                   handlers.Job
+		state                 handlers.State
 		preemptions, failures int
 	}{
 		"failures by default 3":             {crash(job(handlers.Budget{})), handlers.Failed, 1, 4},
