@@ -151,11 +151,14 @@ func (a *Attempt) Beat(ctx context.Context) (handlers.Job, error) {
 	})
 }
 
-// Notice applies a notice that this process heard itself.
+// Notice applies a notice that this process heard itself, and notes it for those that start on this machine later.
 func (a *Attempt) Notice(ctx context.Context, e events.Event) (handlers.Job, error) {
 	n, err := events.Decode[events.Notice](e)
 	if err != nil {
 		return handlers.Job{}, fmt.Errorf("%w: %w", handlers.ErrInvalid, err)
+	}
+	if err := a.catalog.Note(ctx, n); err != nil {
+		return handlers.Job{}, err
 	}
 	return a.update(ctx, func(j handlers.Job) (handlers.Job, error) {
 		j.Trace = events.TraceOf(e)

@@ -16,6 +16,8 @@ import (
 	"testing"
 	"time"
 
+	"golang.org/x/sys/unix"
+
 	"github.com/reprieve-dev/reprieve/handlers"
 	"github.com/reprieve-dev/reprieve/infra/supervise"
 )
@@ -231,17 +233,18 @@ func TestHelperProcess(t *testing.T) {
 	if os.Getenv("SUPERVISE_HELPER") != "1" {
 		return
 	}
-	child, err := supervise.StartChild(supervise.Spec{Argv: []string{"sleep", "100"}})
+	child, err := supervise.StartChild(supervise.Spec{Argv: strings.Fields(os.Getenv("SUPERVISE_ARGV")), Stdin: os.Stdin})
 	if err != nil {
 		t.Fatal(err)
 	}
 	fmt.Println(child.PID())
 	<-child.Done()
+	fmt.Println(child.Exit())
 }
 
 func TestChildDiesWithASupervisorThatIsKilled(t *testing.T) {
 	cmd := exec.Command(os.Args[0], "-test.run=^TestHelperProcess$")
-	cmd.Env = append(os.Environ(), "SUPERVISE_HELPER=1")
+	cmd.Env = append(os.Environ(), "SUPERVISE_HELPER=1", "SUPERVISE_ARGV=sleep 100")
 	out, err := cmd.StdoutPipe()
 	if err != nil {
 		t.Fatal(err)
@@ -259,4 +262,33 @@ func TestChildDiesWithASupervisorThatIsKilled(t *testing.T) {
 	_ = cmd.Process.Kill()
 	_ = cmd.Wait()
 	eventually(t, "the child is dead", func() bool { return !running(pid) })
+}
+
+// A child that reads from the terminal gets an error; without care it would be stopped for good.
+func TestChildReadsFromATerminal(t *testing.T) {
+	master, err := os.OpenFile("/dev/ptmx", os.O_RDWR, 0)
+	if err != nil {
+		t.Skip("no pseudo terminals here")
+	}
+	defer master.Close()
+	number, err := unix.IoctlGetInt(int(master.Fd()), unix.TIOCGPTN)
+	if err == nil {
+		err = unix.IoctlSetPointerInt(int(master.Fd()), unix.TIOCSPTLCK, 0)
+	}
+	if err != nil {
+		t.Fatal(err)
+	}
+	slave, err := os.OpenFile("/dev/pts/"+strconv.Itoa(number), os.O_RDWR|unix.O_NOCTTY, 0)
+	if err != nil {
+		t.Skip("no pseudo terminals here")
+	}
+	defer slave.Close()
+	cmd := exec.Command(os.Args[0], "-test.run=^TestHelperProcess$")
+	cmd.Env = append(os.Environ(), "SUPERVISE_HELPER=1", "SUPERVISE_ARGV=cat")
+	cmd.Stdin = slave
+	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true, Setctty: true}
+	out, err := cmd.Output()
+	if err != nil || !strings.Contains(string(out), "exit status 1") {
+		t.Errorf("got %q, %v, want cat to fail", out, err)
+	}
 }

@@ -37,9 +37,6 @@ func (r *run) ended(ctx context.Context) (int, error) {
 // close makes the last checkpoint durable and records how the attempt ended. No process of the job
 // is left. Signals and notices still count: they limit the time.
 func (r *run) close(ctx context.Context) (int, error) {
-	for len(r.says) > 0 {
-		(<-r.says)()
-	}
 	exit, stopped := r.child.Exit(), r.stop != nil
 	if r.hold == nil {
 		r.Log.Warn("this run was never protected: its checkpoints are only in the directory", "dir", r.Dir)
@@ -60,7 +57,7 @@ func (r *run) close(ctx context.Context) (int, error) {
 		write = func(ctx context.Context) (handlers.Job, error) {
 			return r.hold.Cancel(ctx, "cancelled at its terminal")
 		}
-	case stopped && !(r.done && exit.Code == 0):
+	case stopped && !(r.done.Load() && exit.Code == 0):
 		code = r.preemptedCode()
 		write = func(ctx context.Context) (handlers.Job, error) {
 			return r.hold.Interrupt(ctx, r.stop.cause, r.stop.detail)
@@ -96,9 +93,7 @@ func (r *run) preemptedCode() int {
 	if newest == nil || !newest.durable {
 		return ExitNotDurable
 	}
-	if r.progress >= 0 {
-		r.Log.Info("handing over", "durable_step", newest.step, "last_step", r.progress, "steps_lost", max(0, r.progress-newest.step))
-	}
+	r.Log.Info("durable in time", "step", newest.step, "left", r.left())
 	if r.stop.asked && newest.seen.Before(r.stop.since) {
 		return ExitNotDurable
 	}
@@ -170,7 +165,6 @@ func (r *run) patiently(ctx context.Context, f func(ctx context.Context) error) 
 			}
 		case err := <-r.asked:
 			r.Log.Debug("asked for a checkpoint while closing", "error", err)
-		case <-r.says:
 		case <-r.lastMoment():
 			cancel()
 			return <-result

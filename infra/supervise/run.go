@@ -6,6 +6,7 @@ import (
 	"fmt"
 	"os"
 	"sync"
+	"sync/atomic"
 	"syscall"
 	"time"
 
@@ -37,13 +38,11 @@ type run struct {
 
 	heard     []events.Notice // notices of this attempt, however they came
 	stop      *stopping
-	done      bool // the trainer said that it is finished
-	cancelled bool // by the person at the terminal
-	progress  int64
+	done      atomic.Bool // the trainer said that it is finished
+	cancelled bool        // by the person at the terminal
 
 	records   chan record    // what a worker learnt from the record
 	asked     chan error     // outcome of a trigger
-	says      chan func()    // what the trainer said, to be done here
 	protected chan protected // the store came back
 	workers   sync.WaitGroup
 }
@@ -75,9 +74,7 @@ func (r *run) supervise(ctx context.Context, hold Hold, job handlers.Job) (int, 
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.workers.Wait()
 	defer cancel()
-	r.records, r.asked, r.says = make(chan record, 4), make(chan error, 4), make(chan func(), 64)
-	r.protected = make(chan protected, 1)
-	r.progress = -1
+	r.records, r.asked, r.protected = make(chan record, 4), make(chan error, 4), make(chan protected, 1)
 
 	var from resume
 	if hold != nil {
@@ -90,9 +87,8 @@ func (r *run) supervise(ctx context.Context, hold Hold, job handlers.Job) (int, 
 		r.work(func() { r.reclaim(ctx) })
 	}
 	sock, err := Listen(r.socketPath(), Callbacks{
-		Saved:    func(Saved) { r.saver.look() },
-		Progress: func(p Progress) { r.says <- func() { r.progress = p.Step } },
-		Done:     func() { r.says <- func() { r.done = true } },
+		Saved: func(Saved) { r.saver.look() },
+		Done:  func() { r.done.Store(true) },
 	})
 	if err != nil {
 		return r.abandon(ctx, err)
@@ -168,14 +164,11 @@ func (r *run) loop(ctx context.Context) (int, error) {
 			}
 			r.work(func() { r.beat(ctx) }) // passes on the event of the commit
 			if r.stop != nil && r.stop.asked && !s.seen.Before(r.stop.since) {
-				r.Log.Info("durable in time", "step", s.step, "after", time.Since(r.stop.since).Round(time.Millisecond), "left", r.left())
 				if !r.Keep || r.stop.notice == nil {
 					return r.handOver(ctx)
 				}
 				r.stop = nil
 			}
-		case f := <-r.says:
-			f()
 		case <-r.lastMoment():
 			newest := r.saver.state()
 			if r.stop.notice == nil || newest == nil || newest.durable {

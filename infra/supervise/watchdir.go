@@ -61,8 +61,8 @@ func WatchDir(dir string) (*Watcher, error) {
 	}
 	if err != nil {
 		w.why = fmt.Sprintf("inotify does not work (%v): looking every %s", err, pollEvery)
-		tick := time.NewTicker(pollEvery)
 		w.worker.Go(func() {
+			tick := time.NewTicker(pollEvery)
 			defer tick.Stop()
 			w.poll(dir, before, tick.C)
 		})

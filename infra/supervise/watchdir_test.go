@@ -151,3 +151,41 @@ func TestWatcherCloses(t *testing.T) {
 		t.Error("a change after Close")
 	}
 }
+
+func TestWatchByPolling(t *testing.T) {
+	dir := filepath.Join(t.TempDir(), "ck")
+	write(t, filepath.Join(dir, "old"), "")
+	tick := make(chan time.Time)
+	w, err := supervise.WatchByPolling(dir, tick)
+	if err != nil {
+		t.Fatal(err)
+	}
+	defer w.Close()
+	for _, tc := range []struct {
+		name string
+		do   func()
+		want []supervise.Change
+	}{
+		{"made", func() { write(t, filepath.Join(dir, "a.tmp"), "x") }, []supervise.Change{{Name: "a.tmp"}}},
+		{"renamed", func() { rename(t, filepath.Join(dir, "a.tmp"), filepath.Join(dir, "a.pt")) }, []supervise.Change{{Name: "a.pt", Renamed: true}}},
+		{"linked", func() { _ = os.Link(filepath.Join(dir, "a.pt"), filepath.Join(dir, "b.pt")) }, []supervise.Change{{Name: "b.pt"}}},
+		{"written to", func() { write(t, filepath.Join(dir, "old"), "new") }, []supervise.Change{{Name: "old"}}},
+		{"a directory", func() { write(t, filepath.Join(dir, "d", "x"), "") }, []supervise.Change{{Name: "d", Dir: true}}},
+		{"ours, and a removal", func() {
+			write(t, filepath.Join(dir, ".reprieve", "lock"), "")
+			_ = os.Remove(filepath.Join(dir, "old"))
+		}, nil},
+		{"gone", func() { rename(t, dir, dir+"-old") }, []supervise.Change{{Gone: true}}},
+	} {
+		tc.do()
+		tick <- time.Time{}
+		for _, want := range tc.want {
+			if got := next(t, w); got != want {
+				t.Errorf("%s: got %+v, want %+v", tc.name, got, want)
+			}
+		}
+	}
+	if c, ok := <-w.Events(); ok {
+		t.Errorf("behind the last: %+v", c)
+	}
+}

@@ -17,22 +17,21 @@ import (
 	"github.com/reprieve-dev/reprieve/infra/blob"
 	"github.com/reprieve-dev/reprieve/infra/blob/blobtest"
 	"github.com/reprieve-dev/reprieve/infra/blob/s3"
+	"github.com/reprieve-dev/reprieve/test/harness"
 )
 
 func TestS3InProcess(t *testing.T) {
 	setCredentials(t)
 	blobtest.Run(t, func(t *testing.T) blob.Store {
-		server := httptest.NewServer(newFake())
+		server := httptest.NewServer(harness.FakeS3())
 		t.Cleanup(server.Close)
 		return openBucket(t, server.URL, "bucket", "some/prefix")
 	})
 }
 
-const accessKey, secretKey = "conformance", "conformance-secret"
-
 func setCredentials(t *testing.T) {
 	for name, value := range map[string]string{
-		"AWS_ACCESS_KEY_ID": accessKey, "AWS_SECRET_ACCESS_KEY": secretKey,
+		"AWS_ACCESS_KEY_ID": harness.AccessKey, "AWS_SECRET_ACCESS_KEY": harness.SecretKey,
 		"AWS_CONFIG_FILE": "/dev/null", "AWS_SHARED_CREDENTIALS_FILE": "/dev/null", "AWS_PROFILE": "", "AWS_SESSION_TOKEN": "",
 	} {
 		t.Setenv(name, value)

@@ -1,4 +1,4 @@
-package conformance_test
+package harness
 
 import (
 	"net/http"
@@ -11,9 +11,9 @@ import (
 	"github.com/johannesboyne/gofakes3/backend/s3mem"
 )
 
-// newFake is gofakes3 with what it lacks beside S3: CompleteMultipartUpload ignores conditions and
+// FakeS3 is gofakes3 with what it lacks beside S3: CompleteMultipartUpload ignores conditions and
 // answers with another ETag than the object then has.
-func newFake() http.Handler {
+func FakeS3() http.Handler {
 	fake := gofakes3.New(s3mem.New()).Server()
 	var writes sync.Mutex // makes a condition and its write one step
 	return http.HandlerFunc(func(w http.ResponseWriter, r *http.Request) {
