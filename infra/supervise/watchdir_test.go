@@ -169,12 +169,12 @@ func TestWatchByPolling(t *testing.T) {
 		{"made", func() { write(t, filepath.Join(dir, "a.tmp"), "x") }, []supervise.Change{{Name: "a.tmp"}}},
 		{"renamed", func() { rename(t, filepath.Join(dir, "a.tmp"), filepath.Join(dir, "a.pt")) }, []supervise.Change{{Name: "a.pt", Renamed: true}}},
 		{"linked", func() { _ = os.Link(filepath.Join(dir, "a.pt"), filepath.Join(dir, "b.pt")) }, []supervise.Change{{Name: "b.pt"}}},
-		{"written to", func() { write(t, filepath.Join(dir, "old"), "new") }, []supervise.Change{{Name: "old"}}},
-		{"a directory", func() { write(t, filepath.Join(dir, "d", "x"), "") }, []supervise.Change{{Name: "d", Dir: true}}},
-		{"ours, and a removal", func() {
+		{"written to; ours and a removal do not count", func() {
+			write(t, filepath.Join(dir, "old"), "new")
 			write(t, filepath.Join(dir, ".reprieve", "lock"), "")
-			_ = os.Remove(filepath.Join(dir, "old"))
-		}, nil},
+			_ = os.Remove(filepath.Join(dir, "b.pt"))
+		}, []supervise.Change{{Name: "old"}}},
+		{"a directory", func() { write(t, filepath.Join(dir, "d", "x"), "") }, []supervise.Change{{Name: "d", Dir: true}}},
 		{"gone", func() { rename(t, dir, dir+"-old") }, []supervise.Change{{Gone: true}}},
 	} {
 		tc.do()
