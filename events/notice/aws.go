@@ -3,7 +3,7 @@ package notice
 import (
 	"encoding/json"
 	"fmt"
-	"strings"
+	"regexp"
 	"time"
 
 	"github.com/reprieve-dev/reprieve/events"
@@ -21,11 +21,9 @@ type timed struct {
 
 // envelope is EventBridge's. resources is not read: its ARNs carry a zone in place of the region.
 type envelope struct {
-	ID         string          `json:"id"`
-	DetailType string          `json:"detail-type"`
-	Source     string          `json:"source"`
-	Time       time.Time       `json:"time"`
-	Detail     json.RawMessage `json:"detail"`
+	ID     string          `json:"id"`
+	Time   time.Time       `json:"time"`
+	Detail json.RawMessage `json:"detail"`
 }
 
 // eventBridgeKinds maps detail-type to its parser.
@@ -36,20 +34,30 @@ var eventBridgeKinds = map[string]func(envelope) ([]events.Notice, error){
 }
 
 func parseEventBridge(raw []byte, at time.Time) ([]timed, error) {
+	var kind struct {
+		DetailType string `json:"detail-type"`
+		Source     string `json:"source"`
+	}
+	if !json.Valid(raw) {
+		return nil, fmt.Errorf("%w: no JSON document", ErrMalformed)
+	}
+	if json.Unmarshal(raw, &kind) != nil || kind.Source != "aws.ec2" {
+		return nil, nil
+	}
+	parse := eventBridgeKinds[kind.DetailType]
+	if parse == nil {
+		return nil, nil
+	}
 	var e envelope
 	if err := json.Unmarshal(raw, &e); err != nil {
-		return nil, fmt.Errorf("%w: no EventBridge event: %w", ErrMalformed, err)
-	}
-	parse := eventBridgeKinds[e.DetailType]
-	if parse == nil || e.Source != "aws.ec2" {
-		return nil, nil
+		return nil, fmt.Errorf("%w: %s: %w", ErrMalformed, kind.DetailType, err)
 	}
 	if e.Time.IsZero() {
 		e.Time = at
 	}
 	notices, err := parse(e)
 	if err != nil {
-		return nil, fmt.Errorf("%w: %s: %w", ErrMalformed, e.DetailType, err)
+		return nil, fmt.Errorf("%w: %s: %w", ErrMalformed, kind.DetailType, err)
 	}
 	out := make([]timed, len(notices))
 	for i, n := range notices {
@@ -59,6 +67,10 @@ func parseEventBridge(raw []byte, at time.Time) ([]timed, error) {
 	return out, nil
 }
 
+// instanceID keeps out what could be mistaken for a path in the store. Source: Amazon EC2 User Guide,
+// "Resource IDs": i- and 8 or 17 hexadecimal digits; stand-ins use other letters.
+var instanceID = regexp.MustCompile(`^i-[0-9A-Za-z]+$`)
+
 // instance decodes detail and requires an instance id.
 func instance[T any](e envelope, id func(T) string) (T, events.Notice, error) {
 	var detail T
@@ -66,7 +78,7 @@ func instance[T any](e envelope, id func(T) string) (T, events.Notice, error) {
 		return detail, events.Notice{}, fmt.Errorf("detail: %w", err)
 	}
 	n := events.Notice{Provider: "aws", Instance: id(detail)}
-	if !strings.HasPrefix(n.Instance, "i-") {
+	if !instanceID.MatchString(n.Instance) {
 		return detail, n, fmt.Errorf("detail.instance-id %q is no instance id", n.Instance)
 	}
 	return detail, n, nil
@@ -149,6 +161,9 @@ func FromIMDS(path string, body []byte, node events.Node, at time.Time) (events.
 	}
 	switch path {
 	case IMDSRebalance:
+		if doc.NoticeTime.IsZero() {
+			return n, fmt.Errorf("%w: %s: noticeTime is missing", ErrMalformed, path)
+		}
 		n.Kind = events.KindRebalance
 		return n, nil
 	case IMDSSpotAction:
