@@ -41,11 +41,16 @@ func (h *Watch) Handle(ctx context.Context, e events.Event) ([]events.Event, err
 			pass(beat.Job, evs, err)
 		}
 	}
+	told := map[string]bool{} // jobs whose outbox is in out: one job has a mark for each transition
 	for mark, err := range h.Traces.Outboxes(ctx) {
 		if err != nil {
 			return nil, fmt.Errorf("list outboxes: %w", err)
 		}
+		if told[mark.Job] {
+			continue
+		}
 		evs, err := h.publish(ctx, mark)
+		told[mark.Job] = len(evs) > 0
 		pass(mark.Job, evs, err)
 	}
 	if err := ctx.Err(); err != nil {

@@ -16,6 +16,7 @@ import (
 	"errors"
 	"fmt"
 	"iter"
+	"slices"
 	"strconv"
 	"strings"
 	"time"
@@ -133,7 +134,9 @@ func (c *Catalog) Published(ctx context.Context, evs []events.Event) error {
 			continue
 		}
 		ids[e.Subject()] = append(ids[e.Subject()], e.ID())
-		seqs[e.Subject()] = append(seqs[e.Subject()], data.Seq)
+		if !slices.Contains(seqs[e.Subject()], data.Seq) { // a transition may have several events
+			seqs[e.Subject()] = append(seqs[e.Subject()], data.Seq)
+		}
 	}
 	for job := range ids {
 		j, err := c.Update(ctx, job, func(j handlers.Job) (handlers.Job, error) { return j.Published(ids[job]) })
