@@ -82,7 +82,7 @@ Exit code: the command's own; 75 preempted and durable; 76 preempted, newest sta
 	f.StringVar(&o.Job, "job", "", "name of the job (required)")
 	f.StringVar(&o.Dir, "checkpoint-dir", "./checkpoints", "where the command writes its checkpoints")
 	f.StringVar(&o.Framework, "framework", "auto", "what a checkpoint looks like: auto, torch, generic (a file or directory renamed into place, or --marker)")
-	f.StringVar(&o.Marker, "marker", "", "generic: a checkpoint is complete when a file of this name is in it (see docs/checkpoints.md)")
+	f.StringVar(&o.Marker, "marker", "", "generic: a checkpoint is complete when a file of this name is in it (see docs/run.md)")
 	f.StringVar(&o.Trigger, "trigger", "auto", "how the command is asked for a checkpoint: auto, signal:NAME[@ranks|child|all], exec:CMD, http:URL, file:PATH, none")
 	f.StringVar(&onNotice, "on-notice", "", "stop or keep: what follows the checkpoint (default: stop when the machine goes away, keep otherwise)")
 	f.StringVar(&o.Provider, "provider", "auto", "whose notices to listen for: auto, aws, none")

@@ -99,7 +99,6 @@ func (r *run) supervise(ctx context.Context, hold Hold, job handlers.Job) (int, 
 	if err != nil {
 		return r.abandon(ctx, err)
 	}
-	defer func() { _ = watcher.Close() }()
 	r.saver = newSaver(r.Dir, r.Scanner, watcher, r.Transfer, func() []string { return WritersUnder(Descendants(os.Getpid()), r.Dir) }, r.Log)
 	there, err := r.saver.scan(true)
 	if err != nil {

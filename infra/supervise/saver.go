@@ -5,7 +5,8 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
-	"maps"
+	"os"
+	"path/filepath"
 	"slices"
 	"sync"
 	"time"
@@ -23,6 +24,7 @@ type saver struct {
 	writers  func() []string // files that the job has open for writing
 	log      *slog.Logger
 
+	cost    time.Duration // of the last scan; belongs to run
 	kick    chan struct{}
 	flushes chan chan error
 	durable chan saved // one value for each checkpoint that became durable, and for the error that ended the saver
@@ -31,7 +33,7 @@ type saver struct {
 	hold    Hold // nil: not protected yet
 	base    *handlers.Ref
 	known   map[string]stamp // units that need no look any more: there at the start, committed, or passed over
-	renamed map[string]bool  // names that were renamed into place
+	renamed map[string]stamp // what was renamed into place, as it was then
 	newest  *saved           // newest complete unit seen since the start
 	steps   map[int64]bool   // committed by this attempt
 	last    int64            // largest step known
@@ -50,6 +52,8 @@ type saved struct {
 const (
 	// rescan is how often a directory with an incomplete checkpoint is looked at without an event.
 	rescan = 200 * time.Millisecond
+	// fresh is how long after its last change an incomplete checkpoint is expected to become complete.
+	fresh = 30 * time.Second
 	// retryMin and retryMax bound the pause between two tries to upload.
 	retryMin, retryMax = 200 * time.Millisecond, 10 * time.Second
 )
@@ -58,7 +62,7 @@ func newSaver(dir string, scanner Scanner, watcher *Watcher, transfer Transfer, 
 	return &saver{
 		dir: dir, scanner: scanner, watcher: watcher, transfer: transfer, writers: writers, log: log,
 		kick: make(chan struct{}, 1), flushes: make(chan chan error), durable: make(chan saved, 16),
-		known: map[string]stamp{}, renamed: map[string]bool{}, steps: map[int64]bool{}, last: -1,
+		known: map[string]stamp{}, renamed: map[string]stamp{}, steps: map[int64]bool{}, last: -1,
 	}
 }
 
@@ -104,38 +108,76 @@ func (s *saver) state() *saved {
 
 // run works until ctx ends. It returns what it was doing as soon as ctx allows.
 func (s *saver) run(ctx context.Context) {
-	var timer <-chan time.Time
+	defer func() { _ = s.watcher.Close() }()
+	s.warnPolling()
+	var due <-chan time.Time
+	var rested time.Time // no scan before, so that a busy directory costs little
 	for {
 		select {
 		case <-ctx.Done():
 			return
 		case c, ok := <-s.watcher.Events():
-			if !ok {
-				return
+			if !ok || c.Gone {
+				s.rewatch(ctx)
+			} else {
+				s.note(c)
 			}
-			s.note(c)
-			if s.drain() {
-				continue // many changes are one scan
+			if due == nil {
+				due = time.After(time.Until(rested))
 			}
+			continue
 		case <-s.kick:
-		case <-timer:
+		case <-due:
 		case done := <-s.flushes:
 			done <- s.flushAll(ctx)
 			continue
 		}
-		timer = nil
+		due = nil
 		pending, err := s.sweep(ctx)
 		if errors.Is(err, handlers.ErrSuperseded) {
 			s.report(ctx, saved{err: err})
 			return
 		}
 		if err != nil && ctx.Err() == nil {
-			s.log.Warn("cannot look for checkpoints; trying again", "dir", s.dir, "error", err)
+			s.log.Warn("cannot make the newest checkpoint durable; trying again", "dir", s.dir, "error", err)
 			pending = true
 		}
-		if pending {
-			timer = time.After(rescan)
+		rest := min(20*s.cost, time.Second)
+		if rested = time.Now().Add(rest); pending {
+			due = time.After(max(rescan, rest))
 		}
+	}
+}
+
+// rewatch watches the directory anew after it was removed or replaced. What was renamed into the old
+// one proves nothing about the new one.
+func (s *saver) rewatch(ctx context.Context) {
+	s.log.Warn("the checkpoint directory was removed or replaced; watching for it to come back", "dir", s.dir)
+	for {
+		select {
+		case <-ctx.Done():
+			return
+		case done := <-s.flushes:
+			done <- s.flushAll(ctx)
+		case <-time.After(rescan):
+		}
+		watcher, err := WatchDir(s.dir)
+		if err != nil {
+			continue
+		}
+		_ = s.watcher.Close()
+		s.mu.Lock()
+		clear(s.renamed)
+		s.mu.Unlock()
+		s.watcher = watcher
+		s.warnPolling()
+		return
+	}
+}
+
+func (s *saver) warnPolling() {
+	if why := s.watcher.Polling(); why != "" {
+		s.log.Warn("the checkpoint directory can only be polled: what is renamed into place is not seen to be", "dir", s.dir, "why", why)
 	}
 }
 
@@ -173,39 +215,55 @@ func (s *saver) flushAll(ctx context.Context) error {
 
 // note remembers what a change proves.
 func (s *saver) note(c Change) {
-	if c.Renamed {
-		s.mu.Lock()
-		s.renamed[c.Name] = true
-		s.mu.Unlock()
+	if !c.Renamed {
+		return
 	}
+	info, err := os.Lstat(filepath.Join(s.dir, c.Name))
+	if err != nil {
+		return
+	}
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	s.renamed[c.Name] = stamp{info.ModTime(), info.Size()}
 }
 
-// drain reports whether more changes are waiting already.
-func (s *saver) drain() bool { return len(s.watcher.Events()) > 0 }
+// inPlace reports whether name was renamed into place and, if it is a file, not written to since.
+func (s *saver) inPlace(name string) bool {
+	s.mu.Lock()
+	then, ok := s.renamed[name]
+	s.mu.Unlock()
+	if !ok {
+		return false
+	}
+	info, err := os.Lstat(filepath.Join(s.dir, name))
+	return err == nil && (info.IsDir() || then == stamp{info.ModTime(), info.Size()})
+}
 
 // sweep scans once and commits what is new. pending: something is under way in the directory.
 func (s *saver) sweep(ctx context.Context) (pending bool, err error) {
+	started := time.Now()
 	units, err := s.scan(false)
+	s.cost = time.Since(started)
 	if err != nil {
 		return true, err
 	}
-	var fresh []Unit
+	var found []Unit
 	s.mu.Lock()
 	for _, u := range units {
 		switch {
 		case s.known[u.Name] == u.stamp():
 		case !u.Complete:
-			pending = true
+			pending = pending || time.Since(u.ModTime) < fresh
 		default:
-			fresh = append(fresh, u)
+			found = append(found, u)
 		}
 	}
-	if len(fresh) == 0 {
+	if len(found) == 0 {
 		s.mu.Unlock()
 		return pending, nil
 	}
-	unit := fresh[len(fresh)-1]
-	for _, u := range fresh[:len(fresh)-1] { // the newest one is worth the window
+	unit := found[len(found)-1]
+	for _, u := range found[:len(found)-1] { // the newest one is worth the window
 		s.known[u.Name] = u.stamp()
 	}
 	step := unit.Step
@@ -234,10 +292,7 @@ func (s *saver) scan(settled bool) ([]Unit, error) {
 	if !settled {
 		writers = s.writers()
 	}
-	s.mu.Lock()
-	renamed := maps.Clone(s.renamed)
-	s.mu.Unlock()
-	return s.scanner.Scan(s.dir, Evidence{Settled: settled, Writers: writers, Renamed: func(name string) bool { return renamed[name] }})
+	return s.scanner.Scan(s.dir, Evidence{Settled: settled, Writers: writers, Renamed: s.inPlace})
 }
 
 // commit captures one unit and uploads it until it is durable, superseded, or pulled away.

@@ -107,8 +107,7 @@ func (s *Supervisor) clear() error {
 		orphans := ProcessesWithEnv(marker, s.Dir)
 		killed := 0
 		for _, pid := range orphans {
-			if pid != os.Getpid() && !ancestor(pid) {
-				_ = syscall.Kill(pid, syscall.SIGKILL)
+			if p, ok := readProcess(pid); ok && pid != os.Getpid() && !ancestor(pid) && p.signal(syscall.SIGKILL) {
 				killed++
 			}
 		}
