@@ -166,6 +166,9 @@ func (c *Catalog) complete(ctx context.Context, job handlers.Job, ref handlers.R
 		if _, err := readDoc(ctx, c.Store, answerKey(prefix, rank), &answer); err != nil {
 			return entry, err
 		}
+		if answer.UID != job.UID || answer.Ref() != ref {
+			return entry, fmt.Errorf("%w: %s is of another job", handlers.ErrNotFound, answerKey(prefix, rank))
+		}
 		answer.Files = append(union.Files, answer.Files...)
 		union = answer
 	}
