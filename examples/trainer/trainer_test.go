@@ -1,12 +1,16 @@
 package main
 
 import (
+	"archive/zip"
 	"bytes"
+	"errors"
 	"math"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
+	"reflect"
 	"slices"
+	"strings"
 	"testing"
 )
 
@@ -59,7 +63,7 @@ func TestLearns(t *testing.T) {
 // Interrupted at random steps, several times in a row, the training ends with the very same model.
 func TestInterruptedIsIdentical(t *testing.T) {
 	images, _ := digitsOf(t)
-	const steps = 400
+	const steps = 250
 	train := func(s *state, to int64) *state {
 		for s.Step < to {
 			s.train(images)
@@ -72,8 +76,8 @@ func TestInterruptedIsIdentical(t *testing.T) {
 		dir := t.TempDir()
 		s := newState(1, len(images))
 		for range 1 + r.IntN(5) {
-			train(s, min(steps, s.Step+1+r.Int64N(200)))
-			path, err := save(s, dir, 2)
+			train(s, min(steps, s.Step+1+r.Int64N(100)))
+			path, err := save(s, dir, 2, 0)
 			if err != nil {
 				t.Fatal(err)
 			}
@@ -87,10 +91,13 @@ func TestInterruptedIsIdentical(t *testing.T) {
 	}
 }
 
+// No damage goes unnoticed: not in any entry, nor anywhere else where it would mean something.
 func TestDamagedCheckpoint(t *testing.T) {
 	images, _ := digitsOf(t)
 	dir := t.TempDir()
-	path, err := save(newState(1, len(images)), dir, 1)
+	s := newState(1, len(images))
+	s.train(images)
+	path, err := save(s, dir, 1, 1)
 	if err != nil {
 		t.Fatal(err)
 	}
@@ -99,38 +106,115 @@ func TestDamagedCheckpoint(t *testing.T) {
 		t.Fatal(err)
 	}
 	damaged := filepath.Join(dir, "damaged")
-	refuse := func(what string, data []byte) {
+	accepts := func(data []byte) (*state, bool) {
 		t.Helper()
 		if err := os.WriteFile(damaged, data, 0o600); err != nil {
 			t.Fatal(err)
 		}
-		if s, err := restore(damaged, len(images)); err == nil {
-			var again bytes.Buffer
-			if err := encode(s, &again); err != nil || !bytes.Equal(again.Bytes(), whole) { // a flip that means nothing
-				t.Errorf("%s was accepted", what)
+		s, err := restore(damaged, len(images))
+		if err != nil && (!errors.Is(err, errCheckpoint) || !strings.Contains(err.Error(), damaged)) {
+			t.Errorf("got %v, want a bad checkpoint with its name", err)
+		}
+		return s, err == nil
+	}
+	flip := func(n, bit int) []byte {
+		data := bytes.Clone(whole)
+		data[n] ^= 1 << bit
+		return data
+	}
+	z, err := zip.NewReader(bytes.NewReader(whole), int64(len(whole)))
+	if err != nil {
+		t.Fatal(err)
+	}
+	if len(z.File) != len(entries)+1 {
+		t.Errorf("entries: got %d, want %d", len(z.File), len(entries)+1)
+	}
+	for _, f := range z.File {
+		offset, err := f.DataOffset()
+		if err != nil {
+			t.Fatal(err)
+		}
+		first, size := int(offset), int(f.UncompressedSize64)
+		for _, n := range []int{first, first + size/2, first + size - 1} {
+			if _, ok := accepts(flip(n, n%8)); ok {
+				t.Errorf("%s: accepted with byte %d flipped", f.Name, n-first)
 			}
 		}
 	}
-	for n := 0; n < len(whole); n += len(whole) / 50 {
-		refuse("a truncated file", whole[:n])
-		flipped := bytes.Clone(whole)
-		flipped[n] ^= 4
-		refuse("a flipped bit", flipped)
+	r := rand.New(rand.NewPCG(5, 6))
+	for range 60 {
+		if n := r.IntN(len(whole)); n > 0 {
+			if _, ok := accepts(whole[:n]); ok {
+				t.Errorf("accepted with %d of %d bytes", n, len(whole))
+			}
+		}
+		// The headers are at the end; some of their bits mean nothing, such as the time.
+		n := len(whole) - 1 - r.IntN(600)
+		if got, ok := accepts(flip(n, r.IntN(8))); ok && !reflect.DeepEqual(got, s) {
+			t.Errorf("byte %d flipped: another state was accepted", n)
+		}
 	}
+}
+
+// Whatever a file holds, it is refused or is a state that training can go on from.
+func FuzzRestore(f *testing.F) {
+	images, _, err := load()
+	if err != nil {
+		f.Fatal(err)
+	}
+	var whole bytes.Buffer
+	if err := encode(newState(1, len(images)), 0, &whole); err != nil {
+		f.Fatal(err)
+	}
+	f.Add(whole.Bytes())
+	f.Add(whole.Bytes()[:whole.Len()/2])
+	f.Add([]byte("PK"))
+	path := filepath.Join(f.TempDir(), "checkpoint")
+	f.Fuzz(func(t *testing.T, data []byte) {
+		if err := os.WriteFile(path, data, 0o600); err != nil {
+			t.Fatal(err)
+		}
+		if s, err := restore(path, len(images)); err == nil {
+			s.train(images)
+		}
+	})
 }
 
 func TestRotation(t *testing.T) {
 	images, _ := digitsOf(t)
 	dir := t.TempDir()
-	s := newState(1, len(images))
-	for range 5 {
-		s.train(images)
-		if _, err := save(s, dir, 3); err != nil {
+	for _, name := range []string{"notes.txt", "step-7.ckpt", "step-00000900.ckpt.bak"} { // not its own
+		if err := os.WriteFile(filepath.Join(dir, name), nil, 0o600); err != nil {
 			t.Fatal(err)
 		}
 	}
-	left, err := checkpoints(dir)
-	if err != nil || len(left) != 3 || filepath.Base(left[2]) != checkpointName(5) {
-		t.Errorf("left: %v (%v), want the newest 3", left, err)
+	s := newState(1, len(images))
+	for range 5 {
+		s.train(images)
+		if _, err := save(s, dir, 3, 0); err != nil {
+			t.Fatal(err)
+		}
+	}
+	want := func(what string, names ...string) {
+		t.Helper()
+		left, err := checkpoints(dir)
+		if err != nil {
+			t.Fatal(err)
+		}
+		for i := range left {
+			left[i] = filepath.Base(left[i])
+		}
+		if !slices.Equal(left, names) {
+			t.Errorf("%s: got %v, want %v", what, left, names)
+		}
+	}
+	want("after 5", checkpointName(3), checkpointName(4), checkpointName(5))
+	// What was just written stays, also if it is the oldest.
+	if _, err := save(newState(1, len(images)), dir, 1, 0); err != nil {
+		t.Fatal(err)
+	}
+	want("after step 0", checkpointName(0))
+	if all, err := os.ReadDir(dir); err != nil || len(all) != 4 {
+		t.Errorf("files: got %d (%v), want 4: what is not its own stays, and nothing temporary is left", len(all), err)
 	}
 }
