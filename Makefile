@@ -39,7 +39,8 @@ test: ## everything that needs only Go
 	$(GO) test $(RACE) $(TESTFLAGS) ./...
 	cd test && $(GO) test $(RACE) $(TESTFLAGS) ./...
 
-integration: tools ## with real servers: S3 (versitygw), EC2 metadata mock
+integration: tools ## with real servers and mounts: S3 (versitygw), EC2 metadata mock, a full disk; as root
+	$(GO) test -tags integration -count=1 $(TESTFLAGS) ./infra/blob/file -run FullDisk
 	cd test && VERSITYGW=$(CURDIR)/$(TOOLS)/versitygw EC2_METADATA_MOCK=$(CURDIR)/$(TOOLS)/ec2-metadata-mock \
 		$(GO) test -tags integration -count=1 $(TESTFLAGS) ./conformance ./integration
 

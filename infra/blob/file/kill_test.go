@@ -20,20 +20,16 @@ import (
 	"github.com/reprieve-dev/reprieve/infra/blob/file"
 )
 
-// The test binary is also the program that is killed, and the one with a full disk.
+// programs are what the test binary can be beside the tests: the process that is killed, the ones
+// that race, the one with a full disk.
+var programs = map[string]func(root string) error{"write": writeForever, "count": count}
+
 func TestMain(m *testing.M) {
-	var err error
-	switch root := os.Getenv("FILE_TEST_ROOT"); os.Getenv("FILE_TEST_CHILD") {
-	case "":
+	program := programs[os.Getenv("FILE_TEST_CHILD")]
+	if program == nil {
 		os.Exit(m.Run())
-	case "write":
-		err = writeForever(root)
-	case "count":
-		err = count(root)
-	case "full":
-		err = fullDisk(root)
 	}
-	if err != nil {
+	if err := program(os.Getenv("FILE_TEST_ROOT")); err != nil {
 		fmt.Fprintln(os.Stderr, err)
 		os.Exit(1)
 	}
