@@ -195,8 +195,17 @@ func TestWatchPublishesOutboxes(t *testing.T) {
 		})
 	}
 	w := newWatched("")
-	w.traces.marks[handlers.OutboxMark{Job: "nobody", Seq: 1}] = true
+	w.records["j"] = unpublished
+	for back := range 3 { // one outbox, a mark for each transition that put something there
+		w.traces.marks[handlers.OutboxMark{Job: "j", Seq: unpublished.Seq - back}] = true
+	}
 	out, err := w.pass(t.Context())
+	want(t, "events of several marks", types(out), []string{"job.interrupted"})
+	want(t, "error", err, error(nil))
+
+	w = newWatched("")
+	w.traces.marks[handlers.OutboxMark{Job: "nobody", Seq: 1}] = true
+	out, err = w.pass(t.Context())
 	if err != nil || len(out) > 0 || len(w.traces.marks) != 1 {
 		t.Errorf("a mark without a record: events %v, error %v, marks %v", types(out), err, w.traces.marks)
 	}
