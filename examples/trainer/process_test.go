@@ -382,8 +382,12 @@ func TestSocketInTrouble(t *testing.T) {
 	t.Parallel()
 	want := model(t, "-steps", "100")
 	for name, answer := range map[string]func(net.Conn){
-		"gone":   nil,
-		"errors": func(c net.Conn) { _, _ = c.Write([]byte("HTTP/1.1 500 No\r\nContent-Length: 0\r\n\r\n")) },
+		"gone": nil,
+		"errors": func(c net.Conn) {
+			_, _ = c.Read(make([]byte, 4096))
+			_, _ = c.Write([]byte("HTTP/1.1 500 No\r\nContent-Length: 0\r\nConnection: close\r\n\r\n"))
+			_ = c.Close()
+		},
 		"noise":  func(c net.Conn) { _, _ = c.Write([]byte("?")); _ = c.Close() },
 		"silent": func(net.Conn) {},
 	} {

@@ -156,7 +156,8 @@ func TestDamagedCheckpoint(t *testing.T) {
 	}
 }
 
-// Whatever a file holds, it is refused or is a state that training can go on from.
+// Whatever is written over a checkpoint and wherever it is cut, it is refused or is a state that
+// training can go on from.
 func FuzzRestore(f *testing.F) {
 	images, _, err := load()
 	if err != nil {
@@ -166,12 +167,21 @@ func FuzzRestore(f *testing.F) {
 	if err := encode(newState(1, len(images)), 0, &whole); err != nil {
 		f.Fatal(err)
 	}
-	f.Add(whole.Bytes())
-	f.Add(whole.Bytes()[:whole.Len()/2])
-	f.Add([]byte("PK"))
+	f.Add(0, []byte{}, 0)
+	f.Add(3000, []byte{1}, 0)
+	f.Add(-22, []byte("PK"), 0)
+	f.Add(-100, []byte{0, 0}, 10)
 	path := filepath.Join(f.TempDir(), "checkpoint")
-	f.Fuzz(func(t *testing.T, data []byte) {
-		if err := os.WriteFile(path, data, 0o600); err != nil {
+	f.Fuzz(func(t *testing.T, at int, over []byte, cut int) {
+		data := bytes.Clone(whole.Bytes())
+		if at < 0 {
+			at += len(data)
+		}
+		if at < 0 || at > len(data) || cut < 0 || cut > len(data) {
+			t.Skip()
+		}
+		copy(data[at:], over)
+		if err := os.WriteFile(path, data[:len(data)-cut], 0o600); err != nil {
 			t.Fatal(err)
 		}
 		if s, err := restore(path, len(images)); err == nil {
