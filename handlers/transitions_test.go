@@ -456,3 +456,29 @@ func TestEventsCarryTheTrace(t *testing.T) {
 	}
 	want(t, "spans", len(spans), 2)
 }
+
+// Two futures of one record, as a decision that is made again has them, share nothing.
+func TestFuturesShareNothing(t *testing.T) {
+	j := must(record(handlers.Preempting).Commit("me", checkpoint(2, 120), t0))
+	j.Outbox, j.Seen, j.Checkpoints = roomy(j.Outbox), roomy(j.Seen), roomy(j.Checkpoints)
+	for name, futures := range map[string][2]func() handlers.Job{
+		"commits": {
+			func() handlers.Job { return must(j.Commit("me", checkpoint(2, 150), t0)) },
+			func() handlers.Job { return must(j.Commit("me", checkpoint(2, 110), t0)) },
+		},
+		"notices": {
+			func() handlers.Job { return must(j.ApplyNotice(stop(n2, events.KindStop, time.Minute), t0)) },
+			func() handlers.Job { return must(j.ApplyNotice(stop(n2, events.KindPreempt, time.Second), t0)) },
+		},
+	} {
+		before := text(t, j)
+		one := futures[0]()
+		snapshot := text(t, one)
+		futures[1]()
+		want(t, name+": the first, once the second is made", text(t, one), snapshot)
+		want(t, name+": the receiver", text(t, j), before)
+	}
+}
+
+// roomy returns list with room behind it, which an append would write to.
+func roomy[T any](list []T) []T { return append(make([]T, 0, len(list)+8), list...) }

@@ -301,3 +301,22 @@ func TestAttemptEnds(t *testing.T) {
 	_, err = a.Notice(t.Context(), e)
 	wantClass(t, "a malformed notice", err, handlers.ErrInvalid)
 }
+
+// That an attempt is dead says nothing about the one that took its place meanwhile.
+func TestTryStartLooksAgain(t *testing.T) {
+	w := newWorld()
+	begin(t, w.Catalog, start("dead"))
+	w.now = w.now.Add(time.Hour)
+	raced := false
+	w.spy.after = func(_ int, op string) error {
+		if strings.HasPrefix(op, "list live/") && !raced { // its heartbeat has been looked at
+			raced = true
+			begin(t, w.truth, start("fast"))
+		}
+		return nil
+	}
+	_, _, err := w.TryStart(t.Context(), start("slow"))
+	wantClass(t, "the slow one", err, handlers.ErrHeld)
+	j := get(t, w.truth)
+	want(t, "holder, attempt", []any{j.Claims[0].ID, j.Attempt}, []any{"fast", 2})
+}
