@@ -134,6 +134,9 @@ func TestEndedAnywhere(t *testing.T) {
 		r := rand.New(rand.NewPCG(9, round))
 		dir := t.TempDir()
 		out := filepath.Join(dir, "model")
+		if err := os.Mkdir(filepath.Join(dir, "c"), 0o755); err != nil {
+			t.Fatal(err)
+		}
 		args := []string{"-dir", filepath.Join(dir, "c"), "-out", out, "-steps", steps, "-every", "20", "-step-time", "100us"}
 		for range 4 {
 			p := start(t, nil, args...)
@@ -145,6 +148,10 @@ func TestEndedAnywhere(t *testing.T) {
 			if code, rest := p.exit(); code > 0 {
 				t.Fatalf("ended with signal %d: exit %d\n%s%s", sig, code, rest, p.stderr.String())
 			}
+		}
+		// As if it had been killed while it saved.
+		if err := os.WriteFile(filepath.Join(dir, "c", tempName+checkpointName(40)+"-1"), []byte("PK"), 0o600); err != nil {
+			t.Fatal(err)
 		}
 		start(t, nil, args...).exits(0)
 		if !bytes.Equal(contents(t, out), want) {

@@ -156,6 +156,32 @@ func TestDamagedCheckpoint(t *testing.T) {
 	}
 }
 
+// A whole file whose numbers make no sense.
+func TestImpossibleCheckpoint(t *testing.T) {
+	images, _ := digitsOf(t)
+	for name, spoil := range map[string]func(*state){
+		"step":             func(s *state) { s.Step = -1 },
+		"epoch":            func(s *state) { s.Epoch = -1 },
+		"index below":      func(s *state) { s.Index = -1 },
+		"index above":      func(s *state) { s.Index = int64(len(images)) + 1 },
+		"image twice":      func(s *state) { s.Order[0] = s.Order[1] },
+		"no such image":    func(s *state) { s.Order[0] = int64(len(images)) },
+		"image below":      func(s *state) { s.Order[0] = -1 },
+		"of other images":  func(s *state) { s.shuffle(len(images) - 1) },
+		"of another model": func(s *state) { s.Weights = s.Weights[1:] },
+	} {
+		s := newState(1, len(images))
+		spoil(s)
+		path, err := save(s, t.TempDir(), 1, 0)
+		if err != nil {
+			t.Fatal(err)
+		}
+		if _, err := restore(path, len(images)); !errors.Is(err, errCheckpoint) {
+			t.Errorf("%s: got %v, want a bad checkpoint", name, err)
+		}
+	}
+}
+
 // Whatever is written over a checkpoint and wherever it is cut, it is refused or is a state that
 // training can go on from.
 func FuzzRestore(f *testing.F) {
