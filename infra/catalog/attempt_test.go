@@ -170,8 +170,8 @@ func TestBeat(t *testing.T) {
 	if _, err := a.Beat(t.Context()); err != nil {
 		t.Fatal(err)
 	}
-	for h := range w.Live(t.Context()) {
-		want(t, "heartbeat", h, handlers.Heartbeat{Job: "j", Attempt: 1})
+	for h, err := range w.Live(t.Context()) {
+		want(t, "heartbeat", []any{h, err}, []any{handlers.Heartbeat{Job: "j", Attempt: 1}, error(nil)})
 	}
 	// A notice that is never fulfilled.
 	e, err := notice.Event(events.Notice{Provider: "aws", Instance: "i-1", Kind: events.KindTerminate, Deadline: ptr(w.now.Add(time.Minute))}, t0)

@@ -208,7 +208,7 @@ func TestNames(t *testing.T) {
 		}
 	}
 	put(t, w.Store, "jobs/stray", "a file by hand")
-	n := w.spy.count("list")
+	n := w.spy.lists()
 	var names []string
 	for name, err := range w.Names(t.Context()) {
 		if err != nil {
@@ -217,10 +217,11 @@ func TestNames(t *testing.T) {
 		names = append(names, name)
 	}
 	want(t, "names, as the keys are ordered", names, []string{"a-b", "a.b", "a", "a0", "b"})
-	if lists := w.spy.count("list") - n; lists > 7 {
+	if lists := w.spy.lists() - n; lists > 7 {
 		t.Errorf("%d listings for 5 jobs", lists)
 	}
-	for range w.Names(t.Context()) {
+	for name, err := range w.Names(t.Context()) {
+		want(t, "the first alone", []any{name, err}, []any{"a-b", error(nil)})
 		break
 	}
 	w.spy.before = func(int, string) error { return errAway }
@@ -307,8 +308,8 @@ func TestTraces(t *testing.T) {
 		}
 	}
 	want(t, "live", live(), []handlers.Heartbeat(nil))
-	for range w.Outboxes(ctx) {
-		t.Error("a stray file is no mark")
+	for mark, err := range w.Outboxes(ctx) {
+		t.Errorf("a stray file is no mark, but got %+v, error %v", mark, err)
 	}
 	w.spy.before = func(int, string) error { return errAway }
 	for _, err := range w.Live(ctx) {
@@ -334,7 +335,7 @@ func TestLiveGoesOverPages(t *testing.T) {
 		seen[h.Job] = true
 	}
 	want(t, "jobs", len(seen), 2500)
-	want(t, "listings", w.spy.count("list"), 3)
+	want(t, "listings", w.spy.lists(), 3)
 }
 
 // The writers of a record that is fought over all get their turn.

@@ -55,7 +55,7 @@ func TestCommit(t *testing.T) {
 		want(t, "manifest", []any{m.Format, m.Job, m.UID, m.Framework, m.Unit, m.Writer, m.Ref()},
 			[]any{1, "j", "uid-a", "generic", "model.pt", "a", entry.Ref})
 		want(t, "data, plain", read(t, c.Store, prefix+"1-500/data/0/model.pt"), "weights")
-		if err := verify(ctx, c, "j", entry); err != nil {
+		if err := verify(ctx, c, entry); err != nil {
 			t.Error(err)
 		}
 		var state struct{ State, Writer string }
@@ -98,7 +98,7 @@ func TestCommitThatFails(t *testing.T) {
 	if err != nil {
 		t.Fatal(err)
 	}
-	if err := verify(ctx, w.Catalog, "j", entry); err != nil {
+	if err := verify(ctx, w.Catalog, entry); err != nil {
 		t.Error(err)
 	}
 }
@@ -166,7 +166,7 @@ func TestCandidates(t *testing.T) {
 		again, err := d.Seal(ctx, nil, nil)
 		want(t, "a second seal changes nothing", []any{again.Seq, refs(again.Checkpoints), err}, []any{j.Seq, refs(j.Checkpoints), error(nil)})
 		for _, cp := range j.Checkpoints {
-			if err := verify(ctx, c, "j", cp); err != nil {
+			if err := verify(ctx, c, cp); err != nil {
 				t.Error(err)
 			}
 		}
@@ -227,7 +227,7 @@ func TestCandidatesJumps(t *testing.T) {
 	}
 	want(t, "candidates", refs(candidates), []string{"1-200", "1-100"})
 	want(t, "found", refs(found), []string{"1-100", "1-200"})
-	want(t, "listings", w.spy.count("list"), 4)
+	want(t, "listings", w.spy.lists(), 4)
 	if len(w.spy.ops) > 12 {
 		t.Errorf("%d operations: %v", len(w.spy.ops), w.spy.ops)
 	}

@@ -44,17 +44,15 @@ func newStory(t *testing.T, launcher bool) *story {
 }
 
 // process runs f until its end or its crash.
-func (s *story) process(f func()) (crashed bool) {
+func (s *story) process(f func()) {
 	defer func() {
 		if p := recover(); p != nil {
 			if _, ok := p.(crash); !ok {
 				panic(p)
 			}
-			crashed = true
 		}
 	}()
 	f()
-	return false
 }
 
 // insist repeats what a store that is away for a moment answers.
@@ -68,9 +66,8 @@ func insist(f func() error) error {
 	return err
 }
 
-// supervise is the part of `reprieve run` that talks to the store. interruptAt: the machine goes
-// away after that step.
-func (s *story) supervise(ctx context.Context, given int, interruptAt int64) {
+// supervise is the part of `reprieve run` that talks to the store. The machine goes away after step 200.
+func (s *story) supervise(ctx context.Context, given int) {
 	s.processes++
 	id := fmt.Sprint("p", s.processes)
 	start := catalog.Start{Job: "j", UID: "uid", Attempt: given, Lease: lease, Restarter: handlers.RestarterNone,
@@ -100,7 +97,7 @@ func (s *story) supervise(ctx context.Context, given int, interruptAt int64) {
 	var base *handlers.Ref
 	step := int64(0)
 	if len(candidates) > 0 {
-		s.need(insist(func() error { return verify(ctx, s.Catalog, "j", candidates[0]) }))
+		s.need(insist(func() error { return verify(ctx, s.Catalog, candidates[0]) }))
 		base, step = &candidates[0].Ref, candidates[0].Step
 	}
 	if step < s.durable.Step {
@@ -118,7 +115,7 @@ func (s *story) supervise(ctx context.Context, given int, interruptAt int64) {
 			return err
 		}))
 		s.need(insist(func() error { _, err := hold.Beat(ctx); return err }))
-		if step == interruptAt {
+		if step == 200 {
 			s.need(insist(func() error {
 				_, err := hold.Interrupt(ctx, string(events.KindTerminate), "the machine goes away")
 				return err
@@ -193,7 +190,7 @@ func (p platform) Status(_ context.Context, j handlers.Job) (handlers.LaunchStat
 func (s *story) tell() {
 	ctx := s.t.Context()
 	if s.launcher {
-		s.process(func() { s.supervise(ctx, 0, 200) }) // `reprieve run` with a launch spec starts the first attempt
+		s.process(func() { s.supervise(ctx, 0) }) // `reprieve run` with a launch spec starts the first attempt
 	}
 	for range 12 {
 		if s.launcher {
@@ -201,13 +198,13 @@ func (s *story) tell() {
 			for len(s.launches) > 0 {
 				j := s.launches[0]
 				s.launches = s.launches[1:]
-				s.process(func() { s.supervise(ctx, j.Attempt, 200) })
+				s.process(func() { s.supervise(ctx, j.Attempt) })
 			}
 			if _, err := s.truth.Get(ctx, "j"); errors.Is(err, handlers.ErrNotFound) {
-				s.process(func() { s.supervise(ctx, 0, 200) }) // died before there was a job: the person types again
+				s.process(func() { s.supervise(ctx, 0) }) // died before there was a job: the person types again
 			}
 		} else {
-			s.process(func() { s.supervise(ctx, 0, 200) })
+			s.process(func() { s.supervise(ctx, 0) })
 			s.process(func() { s.control(ctx) })
 		}
 		s.check(ctx)
@@ -231,7 +228,7 @@ func (s *story) check(ctx context.Context) {
 	}
 	s.need(err)
 	for _, cp := range j.Checkpoints {
-		if err := verify(ctx, s.truth, "j", cp); err != nil {
+		if err := verify(ctx, s.truth, cp); err != nil {
 			s.t.Fatalf("checkpoint %s is committed and not whole: %v", cp, err)
 		}
 	}

@@ -100,10 +100,10 @@ func (s *spy) writes(n int) []string {
 	return out
 }
 
-func (s *spy) count(verb string) int {
+func (s *spy) lists() int {
 	n := 0
 	for _, op := range s.ops {
-		if strings.HasPrefix(op, verb+" ") {
+		if strings.HasPrefix(op, "list ") {
 			n++
 		}
 	}
@@ -193,9 +193,9 @@ func commit(t *testing.T, c *catalog.Catalog, a *catalog.Attempt, step int64) ha
 	return entry
 }
 
-// verify reads a checkpoint as a restore does.
-func verify(ctx context.Context, c *catalog.Catalog, job string, cp handlers.Checkpoint) error {
-	m, err := c.Manifest(ctx, job, cp.Ref)
+// verify reads a checkpoint of job j as a restore does.
+func verify(ctx context.Context, c *catalog.Catalog, cp handlers.Checkpoint) error {
+	m, err := c.Manifest(ctx, "j", cp.Ref)
 	if err != nil {
 		return err
 	}
