@@ -10,7 +10,9 @@ import (
 	"log/slog"
 	"net"
 	"net/http"
+	"net/http/httptrace"
 	"strings"
+	"sync/atomic"
 	"time"
 
 	"github.com/reprieve-dev/reprieve/events"
@@ -28,14 +30,14 @@ const (
 // AWS polls the EC2 instance metadata service, version 2. Create it with its exported fields, call
 // Detect, then Run, from one goroutine at a time.
 type AWS struct {
-	Endpoint string // default http://169.254.169.254
+	Endpoint string       // default http://169.254.169.254
+	Client   *http.Client // default: one that keeps its connection and goes through no proxy
 	Log      *slog.Logger
 
-	client  http.Client
 	node    events.Node
 	token   string
 	renewAt time.Time
-	away    bool
+	failing bool
 	seen    map[string]*seen // by path
 }
 
@@ -54,37 +56,40 @@ func (a *AWS) Detect(ctx context.Context) (events.Node, error) {
 		a.Endpoint = awsEndpoint
 	}
 	a.Endpoint = strings.TrimSuffix(a.Endpoint, "/")
-	a.client.Transport = &http.Transport{
-		DialContext:         (&net.Dialer{Timeout: callLimit}).DialContext,
-		MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute, DisableCompression: true,
+	if a.Client == nil {
+		a.Client = &http.Client{Transport: &http.Transport{
+			DialContext:         (&net.Dialer{Timeout: callLimit}).DialContext,
+			MaxIdleConnsPerHost: 1, IdleConnTimeout: time.Minute, DisableCompression: true,
+		}}
 	}
 	a.seen = map[string]*seen{}
-	ctx, cancel := context.WithTimeout(ctx, detectLimit)
-	defer cancel()
-	if err := a.renew(ctx); err != nil {
-		if errors.Is(err, context.DeadlineExceeded) && a.reachable(ctx) {
-			err = fmt.Errorf("it is there but gives out no token, which a hop limit of 1 does to containers: set the instance's metadata hop limit to 2: %w", err)
-		}
+	if err := a.first(ctx); err != nil {
 		return events.Node{}, fmt.Errorf("%w: ask %s for a token: %w", handlers.ErrUnavailable, a.Endpoint, err)
 	}
-	id, err := a.get(ctx, "instance-id")
+	body, err := a.get(ctx, "instance-id")
+	id := strings.TrimSpace(string(body))
+	if err == nil && !strings.HasPrefix(id, "i-") {
+		err = fmt.Errorf("%.40q is none", id)
+	}
 	if err != nil {
 		return events.Node{}, fmt.Errorf("%w: ask %s for the instance id: %w", handlers.ErrUnavailable, a.Endpoint, err)
 	}
-	a.node = events.Node{Provider: "aws", Instance: strings.TrimSpace(string(id))}
+	a.node = events.Node{Provider: "aws", Instance: id}
 	return a.node, nil
 }
 
-// reachable reports whether something listens at the endpoint at all.
-func (a *AWS) reachable(ctx context.Context) bool {
-	ctx, cancel := context.WithTimeout(context.WithoutCancel(ctx), detectLimit)
+// first asks for the first token, for detectLimit. A connection that is made although no token comes
+// back is what a hop limit of 1 looks like from inside a container.
+func (a *AWS) first(ctx context.Context) error {
+	var connected atomic.Bool
+	ctx = httptrace.WithClientTrace(ctx, &httptrace.ClientTrace{GotConn: func(httptrace.GotConnInfo) { connected.Store(true) }})
+	ctx, cancel := context.WithTimeout(ctx, detectLimit)
 	defer cancel()
-	conn, err := (&net.Dialer{}).DialContext(ctx, "tcp", strings.TrimPrefix(a.Endpoint, "http://")+":80")
-	if err != nil {
-		return false
+	err := a.renew(ctx)
+	if connected.Load() && errors.Is(err, context.DeadlineExceeded) {
+		return fmt.Errorf("it is there but gives out no token, which a hop limit of 1 does to containers: set the instance's metadata hop limit to 2: %w", err)
 	}
-	_ = conn.Close()
-	return true
+	return err
 }
 
 // Run polls every interval until ctx ends and calls hear, in this goroutine, for each notice: once
@@ -102,44 +107,47 @@ func (a *AWS) Run(ctx context.Context, interval time.Duration, hear func(events.
 	}
 }
 
+// poll asks for every path, so that one that fails does not hide the others.
 func (a *AWS) poll(ctx context.Context, hear func(events.Notice)) {
+	var failed error
 	for _, path := range []string{notice.IMDSSpotAction, notice.IMDSRebalance} {
 		body, err := a.get(ctx, path)
 		switch {
 		case errors.Is(err, errAbsent):
 			a.gone(path, hear)
-		case err != nil:
-			if !a.away && ctx.Err() == nil {
-				a.Log.Warn("the metadata service does not answer; asking on", "endpoint", a.Endpoint, "error", err)
-			}
-			a.away = true
-			return
-		default:
-			a.there(path, body, hear)
+		case err == nil:
+			err = a.there(path, body, hear)
+		}
+		if err != nil && !errors.Is(err, errAbsent) {
+			failed = fmt.Errorf("read %s: %w", path, err)
 		}
 	}
-	if a.away {
+	switch {
+	case ctx.Err() != nil:
+	case failed != nil && !a.failing:
+		a.Log.Warn("the metadata service does not answer as it should; asking on", "endpoint", a.Endpoint, "error", failed)
+	case failed == nil && a.failing:
 		a.Log.Info("the metadata service answers again", "endpoint", a.Endpoint)
-		a.away = false
 	}
+	a.failing = failed != nil
 }
 
-func (a *AWS) there(path string, body []byte, hear func(events.Notice)) {
+func (a *AWS) there(path string, body []byte, hear func(events.Notice)) error {
 	n, err := notice.FromIMDS(path, body, a.node, time.Now())
 	if err != nil {
-		a.Log.Warn("the metadata service says something that cannot be read", "path", path, "error", err)
-		return
+		return err
 	}
 	have := a.seen[path]
-	if have != nil && n.Kind == events.KindHibernate {
+	if have != nil && n.Kind == events.KindHibernate && have.notice.Kind == n.Kind {
 		n.Deadline = have.notice.Deadline // it is now, at each reading
 	}
 	if have != nil && events.SameNotice(have.notice, n) {
 		have.missing = 0
-		return
+		return nil
 	}
 	a.seen[path] = &seen{notice: n}
 	hear(n)
+	return nil
 }
 
 func (a *AWS) gone(path string, hear func(events.Notice)) {
@@ -201,7 +209,7 @@ func (a *AWS) do(ctx context.Context, method, path, header, value string) (body 
 		return nil, 0, err
 	}
 	request.Header.Set(header, value)
-	response, err := a.client.Do(request)
+	response, err := a.Client.Do(request)
 	if err != nil {
 		return nil, 0, err
 	}
