@@ -104,7 +104,7 @@ func (k Kind) Effect() Effect {
 
 // Node names a machine.
 type Node struct {
-	Provider string `json:"provider"` // aws, gcp, azure, k8s, local
+	Provider string `json:"provider"` // aws, gcp, azure, k8s; local and host where no cloud is
 	Instance string `json:"instance"` // the provider's id for it
 }
 

@@ -293,9 +293,9 @@ func TestTokenIsRenewedBeforeItRunsOut(t *testing.T) {
 			}
 			return 0, ""
 		})
-		m.pass(24 * time.Hour)
+		m.pass(13 * time.Hour)
 		if got := tokens.Load(); got < 4 || got > 8 {
-			t.Errorf("got %d tokens in a day, each good for 6 hours", got)
+			t.Errorf("got %d tokens in 13 hours, each good for 6 hours", got)
 		}
 		if got := m.count(http.StatusUnauthorized); got != 0 {
 			t.Errorf("got %d answers 401, want none", got)
