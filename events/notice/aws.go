@@ -41,11 +41,9 @@ func parseEventBridge(raw []byte, at time.Time) ([]timed, error) {
 	if !json.Valid(raw) {
 		return nil, fmt.Errorf("%w: no JSON document", ErrMalformed)
 	}
-	if json.Unmarshal(raw, &kind) != nil || kind.Source != "aws.ec2" {
-		return nil, nil
-	}
+	_ = json.Unmarshal(raw, &kind) // JSON of another shape leaves it empty
 	parse := eventBridgeKinds[kind.DetailType]
-	if parse == nil {
+	if parse == nil || kind.Source != "aws.ec2" {
 		return nil, nil
 	}
 	var e envelope
