@@ -76,12 +76,19 @@ func Verify(ctx context.Context, store blob.Store, key func(handlers.File) strin
 
 // CleanRestores removes what a restore that was killed left in dir.
 func CleanRestores(dir string) error {
-	left, err := filepath.Glob(filepath.Join(dir, ".reprieve", restorePrefix+"*"))
-	if err != nil {
-		return fmt.Errorf("%w: %w", handlers.ErrInvalid, err)
+	private := filepath.Join(dir, ".reprieve")
+	entries, err := os.ReadDir(private)
+	if errors.Is(err, os.ErrNotExist) {
+		return nil
 	}
-	for _, tmp := range left {
-		if err := os.RemoveAll(tmp); err != nil {
+	if err != nil {
+		return local(err)
+	}
+	for _, e := range entries {
+		if !strings.HasPrefix(e.Name(), restorePrefix) {
+			continue
+		}
+		if err := os.RemoveAll(filepath.Join(private, e.Name())); err != nil {
 			return local(err)
 		}
 	}
@@ -166,11 +173,12 @@ func read(ctx context.Context, store blob.Store, key string, f handlers.File, w 
 	}
 	digest := sha256.New()
 	to := &localWriter{w: w}
-	if _, err := io.CopyBuffer(io.MultiWriter(to, digest), onlyReader{body}, make([]byte, 1<<20)); err != nil {
+	from := &storeReader{ctx: ctx, r: io.LimitReader(body, f.Size+1)} // one more shows that there is more
+	if _, err := io.CopyBuffer(io.MultiWriter(to, digest), from, make([]byte, 1<<20)); err != nil {
 		if to.err != nil {
 			return local(to.err)
 		}
-		return fmt.Errorf("%w: %w", handlers.ErrUnavailable, err)
+		return blob.Unavailable(ctx, "read", err)
 	}
 	if got := hex.EncodeToString(digest.Sum(nil)); got != f.SHA256 {
 		return fmt.Errorf("%w: its digest is %s instead of %s", handlers.ErrRotten, got, f.SHA256)
@@ -222,4 +230,15 @@ func (l *localWriter) Write(p []byte) (int, error) {
 	return n, err
 }
 
-type onlyReader struct{ io.Reader }
+// storeReader ends soon after ctx does; bodies of a store need not.
+type storeReader struct {
+	ctx context.Context
+	r   io.Reader
+}
+
+func (s *storeReader) Read(p []byte) (int, error) {
+	if err := context.Cause(s.ctx); err != nil {
+		return 0, err
+	}
+	return s.r.Read(p)
+}

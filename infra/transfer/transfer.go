@@ -47,13 +47,14 @@ func upload(ctx context.Context, store blob.Store, key string, source Source) (h
 	}
 	digest := sha256.New()
 	// A file that shrank makes the body too short, which the store refuses; one that grew is cut at
-	// the size that was seen, and the capture notices that it changed.
+	// the size that was seen.
 	body := io.TeeReader(io.LimitReader(f, info.Size()), digest)
-	if _, err := store.Put(ctx, key, body, info.Size(), blob.Cond{}); err != nil {
-		if now, statErr := f.Stat(); statErr == nil && now.Size() != info.Size() {
-			return handlers.File{}, fmt.Errorf("%w: its size changed while it was read", handlers.ErrUnavailable)
-		}
-		return handlers.File{}, err
+	_, putErr := store.Put(ctx, key, body, info.Size(), blob.Cond{})
+	if now, err := f.Stat(); err == nil && now.Size() != info.Size() {
+		return handlers.File{}, fmt.Errorf("%w: its size changed while it was read", handlers.ErrUnavailable)
+	}
+	if putErr != nil {
+		return handlers.File{}, putErr
 	}
 	return handlers.File{
 		Path: source.Path, Size: info.Size(), SHA256: hex.EncodeToString(digest.Sum(nil)),
