@@ -9,52 +9,48 @@ import (
 	"io"
 	"os"
 	"path"
-	"path/filepath"
-	"strings"
 	"time"
 
 	"github.com/reprieve-dev/reprieve/handlers"
 	"github.com/reprieve-dev/reprieve/infra/blob"
 )
 
-// restorePrefix names the temporary directories of restores under way, below dir/.reprieve.
-const restorePrefix = "restore-"
-
 // Download puts the checkpoint of m into dir: all of it into a temporary directory first, each file
 // verified while it is written, then renamed into place in one step. What is there under that name
 // already is moved to dir/.reprieve/quarantine, never deleted. key says where the data of a file lies.
+// Nothing outside dir is touched, whatever m and the links in dir say. Two downloads into one
+// directory do not disturb each other; the later one is what stays.
 //
 // Errors: handlers.ErrRotten (a size or digest that is not the manifest's, or missing data, also on
 // a second reading), ErrPermanent (a manifest that names files outside its unit), ErrInvalid (dir
-// cannot be written), ErrUnavailable (try again). After an error dir is as it was.
-func Download(ctx context.Context, store blob.Store, key func(handlers.File) string, m handlers.Manifest, dir string) error {
+// cannot be written), ErrUnavailable (try again). After an error dir is as it was, but that the unit
+// may be there, whole, when only its durability is in doubt.
+func Download(ctx context.Context, store blob.Store, key func(handlers.File) string, m handlers.Manifest, dir string) (err error) {
 	if err := check(m); err != nil {
 		return err
 	}
-	private := filepath.Join(dir, ".reprieve")
-	if err := os.MkdirAll(private, 0o755); err != nil {
-		return local(err)
-	}
-	tmp, err := os.MkdirTemp(private, restorePrefix)
-	if err != nil {
-		return local(err)
-	}
-	defer func() { _ = os.RemoveAll(tmp) }()
-	root, err := os.OpenRoot(tmp) // no path of a manifest leads out of it
-	if err != nil {
-		return local(err)
-	}
-	defer func() { _ = root.Close() }()
-	for _, f := range m.Files {
-		err := fetch(ctx, store, key(f), f, root)
-		if errors.Is(err, handlers.ErrRotten) {
-			err = fetch(ctx, store, key(f), f, root)
+	defer func() {
+		var failed *dirError
+		if errors.As(err, &failed) {
+			err = failed.explain(dir, m)
 		}
-		if err != nil {
+	}()
+	t, err := open(dir)
+	if err != nil {
+		return err
+	}
+	defer t.close()
+	tmp, err := t.temp()
+	if err != nil {
+		return err
+	}
+	defer func() { _ = t.root.RemoveAll(tmp) }()
+	for _, f := range m.Files {
+		if err := t.fetch(ctx, store, key(f), f, tmp); err != nil {
 			return fmt.Errorf("download %s: %w", f.Path, err)
 		}
 	}
-	return place(tmp, private, dir, m.Unit)
+	return t.place(tmp, m)
 }
 
 // Verify reads all data of m and compares it, without keeping it. Errors as of Download.
@@ -63,102 +59,66 @@ func Verify(ctx context.Context, store blob.Store, key func(handlers.File) strin
 		return err
 	}
 	for _, f := range m.Files {
-		err := read(ctx, store, key(f), f, io.Discard)
-		if errors.Is(err, handlers.ErrRotten) {
-			err = read(ctx, store, key(f), f, io.Discard)
-		}
-		if err != nil {
+		if err := twice(func() error { return read(ctx, store, key(f), f, io.Discard) }); err != nil {
 			return fmt.Errorf("verify %s: %w", f.Path, err)
 		}
 	}
 	return nil
 }
 
-// CleanRestores removes what a restore that was killed left in dir.
-func CleanRestores(dir string) error {
-	private := filepath.Join(dir, ".reprieve")
-	entries, err := os.ReadDir(private)
-	if errors.Is(err, os.ErrNotExist) {
-		return nil
+// twice gives data that does not verify another chance: it may have been spoilt on its way.
+func twice(read func() error) error {
+	err := read()
+	if errors.Is(err, handlers.ErrRotten) {
+		return read()
 	}
-	if err != nil {
-		return local(err)
-	}
-	for _, e := range entries {
-		if !strings.HasPrefix(e.Name(), restorePrefix) {
-			continue
-		}
-		if err := os.RemoveAll(filepath.Join(private, e.Name())); err != nil {
-			return local(err)
-		}
-	}
-	return nil
+	return err
 }
 
-// check refuses a manifest whose files would not all lie at or below its unit, each at a place of its own.
-func check(m handlers.Manifest) error {
-	bad := func(name, why string) error {
-		return fmt.Errorf("%w: the manifest of checkpoint %s names %q, %s: it is not restored", handlers.ErrPermanent, m.Ref(), name, why)
+// fetch writes one file below tmp, with its mode and mtime, durably.
+func (t *target) fetch(ctx context.Context, store blob.Store, key string, f handlers.File, tmp string) (err error) {
+	name := path.Join(tmp, f.Path)
+	if err := t.root.MkdirAll(path.Dir(name), 0o755); err != nil {
+		return &dirError{err}
 	}
-	if !filepath.IsLocal(m.Unit) || m.Unit != path.Base(m.Unit) || m.Unit == "." || m.Unit == ".reprieve" || strings.ContainsAny(m.Unit, "\x00\\") {
-		return bad(m.Unit, "which is no name of a checkpoint")
-	}
-	files := map[string]bool{}
-	for _, f := range m.Files {
-		switch {
-		case strings.ContainsAny(f.Path, "\x00\\") || !filepath.IsLocal(f.Path) || path.Clean(f.Path) != f.Path:
-			return bad(f.Path, "which is no relative path")
-		case f.Path != m.Unit && !strings.HasPrefix(f.Path, m.Unit+"/"):
-			return bad(f.Path, "which is outside of "+m.Unit)
-		case files[f.Path]:
-			return bad(f.Path, "twice")
-		case f.Size < 0:
-			return bad(f.Path, "with a negative size")
-		}
-		files[f.Path] = true
-	}
-	if len(files) == 0 {
-		return bad(m.Unit, "without a file")
-	}
-	for name := range files {
-		for parent := path.Dir(name); parent != "."; parent = path.Dir(parent) {
-			if files[parent] {
-				return bad(parent, "both as a file and as a directory")
-			}
-		}
-	}
-	return nil
-}
-
-func fetch(ctx context.Context, store blob.Store, key string, f handlers.File, root *os.Root) (err error) {
-	if err := root.MkdirAll(path.Dir(f.Path), 0o755); err != nil {
-		return local(err)
-	}
-	out, err := root.OpenFile(f.Path, os.O_CREATE|os.O_WRONLY|os.O_TRUNC, 0o600)
+	out, err := t.root.OpenFile(name, os.O_CREATE|os.O_EXCL|os.O_WRONLY, 0o600)
 	if err != nil {
-		return local(err)
+		return &dirError{err}
 	}
 	defer func() {
 		if closeErr := out.Close(); err == nil && closeErr != nil {
-			err = local(closeErr)
+			err = &dirError{closeErr}
 		}
 	}()
-	if err := read(ctx, store, key, f, out); err != nil {
+	err = twice(func() error {
+		if err := rewind(out); err != nil {
+			return &dirError{err}
+		}
+		return read(ctx, store, key, f, &dirWriter{out})
+	})
+	if err != nil {
 		return err
 	}
+	if err := out.Chmod(os.FileMode(f.Mode).Perm()); err != nil {
+		return &dirError{err}
+	}
+	if err := t.root.Chtimes(name, time.Time{}, f.MTime); err != nil {
+		return &dirError{err}
+	}
 	if err := out.Sync(); err != nil {
-		return local(err)
-	}
-	if err := out.Chmod(os.FileMode(f.Mode).Perm() | 0o400); err != nil {
-		return local(err)
-	}
-	if err := root.Chtimes(f.Path, time.Time{}, f.MTime); err != nil {
-		return local(err)
+		return &dirError{err}
 	}
 	return nil
 }
 
-// read copies one object to w and compares it with what f says.
+func rewind(f *os.File) error {
+	if _, err := f.Seek(0, io.SeekStart); err != nil {
+		return err
+	}
+	return f.Truncate(0)
+}
+
+// read copies one object to w and compares it with what f says. It never writes more than f says.
 func read(ctx context.Context, store blob.Store, key string, f handlers.File, w io.Writer) error {
 	body, info, err := store.Get(ctx, key)
 	if errors.Is(err, handlers.ErrNotFound) {
@@ -169,76 +129,48 @@ func read(ctx context.Context, store blob.Store, key string, f handlers.File, w 
 	}
 	defer func() { _ = body.Close() }()
 	if info.Size != f.Size {
-		return fmt.Errorf("%w: %d bytes instead of %d", handlers.ErrRotten, info.Size, f.Size)
+		return fmt.Errorf("%w: it has %d bytes instead of %d", handlers.ErrRotten, info.Size, f.Size)
 	}
 	digest := sha256.New()
-	to := &localWriter{w: w}
-	from := &storeReader{ctx: ctx, r: io.LimitReader(body, f.Size+1)} // one more shows that there is more
-	if _, err := io.CopyBuffer(io.MultiWriter(to, digest), from, make([]byte, 1<<20)); err != nil {
-		if to.err != nil {
-			return local(to.err)
-		}
-		return blob.Unavailable(ctx, "read", err)
+	from := io.LimitReader(&storeReader{ctx, body}, f.Size)
+	// The writer is hidden, so that it cannot take the copying, and with it the buffer, into its own hands.
+	n, err := io.CopyBuffer(struct{ io.Writer }{io.MultiWriter(w, digest)}, from, make([]byte, max(1, min(f.Size, 1<<20))))
+	if err != nil {
+		return err
+	}
+	if n != f.Size {
+		return fmt.Errorf("%w: it ended after %d of %d bytes", handlers.ErrRotten, n, f.Size)
 	}
 	if got := hex.EncodeToString(digest.Sum(nil)); got != f.SHA256 {
-		return fmt.Errorf("%w: its digest is %s instead of %s", handlers.ErrRotten, got, f.SHA256)
+		return fmt.Errorf("%w: its SHA-256 is %s instead of %s", handlers.ErrRotten, got, f.SHA256)
 	}
 	return nil
 }
 
-// place renames the unit from tmp into dir, moving what is in its way aside, and makes it durable.
-func place(tmp, private, dir, unit string) error {
-	target := filepath.Join(dir, unit)
-	if _, err := os.Lstat(target); err == nil {
-		aside := filepath.Join(private, "quarantine", time.Now().UTC().Format("20060102T150405.000000000Z"))
-		if err := os.MkdirAll(aside, 0o755); err != nil {
-			return local(err)
-		}
-		if err := os.Rename(target, filepath.Join(aside, unit)); err != nil {
-			return local(err)
-		}
-	}
-	if err := os.Rename(filepath.Join(tmp, unit), target); err != nil {
-		return local(err)
-	}
-	d, err := os.Open(dir)
-	if err != nil {
-		return local(err)
-	}
-	err = d.Sync()
-	_ = d.Close()
-	if err != nil {
-		return local(err)
-	}
-	return nil
+// storeReader ends with ctx, and gives what goes wrong on the way the class of something to try again.
+type storeReader struct {
+	ctx  context.Context
+	body io.Reader
 }
 
-// local is an error of the directory, not of the store: another try does not mend it.
-func local(err error) error {
-	return fmt.Errorf("%w: the checkpoint directory cannot be written (free space, or give another one): %w", handlers.ErrInvalid, err)
-}
-
-// localWriter remembers the error of its writer, to tell it from the store's.
-type localWriter struct {
-	w   io.Writer
-	err error
-}
-
-func (l *localWriter) Write(p []byte) (int, error) {
-	n, err := l.w.Write(p)
-	l.err = err
+func (r *storeReader) Read(p []byte) (int, error) {
+	if err := r.ctx.Err(); err != nil {
+		return 0, blob.Unavailable(r.ctx, "read it", err)
+	}
+	n, err := r.body.Read(p)
+	if err != nil && err != io.EOF {
+		err = blob.Unavailable(r.ctx, "read it", err)
+	}
 	return n, err
 }
 
-// storeReader ends soon after ctx does; bodies of a store need not.
-type storeReader struct {
-	ctx context.Context
-	r   io.Reader
-}
+// dirWriter tells errors of the directory from those of the store.
+type dirWriter struct{ w io.Writer }
 
-func (s *storeReader) Read(p []byte) (int, error) {
-	if err := context.Cause(s.ctx); err != nil {
-		return 0, err
+func (d *dirWriter) Write(p []byte) (int, error) {
+	n, err := d.w.Write(p)
+	if err != nil {
+		err = &dirError{err}
 	}
-	return s.r.Read(p)
+	return n, err
 }
