@@ -69,7 +69,7 @@ $(TOOLS)/golangci-lint $(TOOLS)/versitygw $(TOOLS)/ec2-metadata-mock &: test/too
 ci: ## what CI runs; fails if a test that must run did not
 	$(MAKE) fmt-check vet lint lint-selftest
 	@[ -n "$(RACE)" ] || { echo "CI needs a C compiler for the race detector"; exit 1; }
-	.ci/required $(MAKE) test integration chaos TESTFLAGS=-v
+	.ci/required $(MAKE) --no-print-directory test integration chaos TESTFLAGS=-json
 	$(MAKE) demo
 
 clean: ## remove bin/
