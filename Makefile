@@ -20,7 +20,7 @@ build: ## bin/reprieve and bin/trainer, static
 fmt: ## format everything
 	$(GO) fmt ./... && cd test && $(GO) fmt ./...
 
-fmt-check:
+fmt-check: ## fail if something is not formatted
 	@unformatted=$$(gofmt -l $$(find . -name '*.go' -not -path './bin/*')); \
 	if [ -n "$$unformatted" ]; then echo "not formatted, run make fmt:"; echo "$$unformatted"; exit 1; fi
 
@@ -38,6 +38,10 @@ test: ## everything that needs only Go
 	@[ -n "$(RACE)" ] || echo "no C compiler found: testing without the race detector"
 	$(GO) test $(RACE) $(TESTFLAGS) ./...
 	cd test && $(GO) test $(RACE) $(TESTFLAGS) ./...
+
+race: ## make test, but fail where the race detector does not work
+	@[ -n "$(RACE)" ] || { echo "the race detector needs a C compiler: install gcc"; exit 1; }
+	$(MAKE) --no-print-directory test
 
 integration: tools ## with real servers and mounts: S3 (versitygw), EC2 metadata mock, a full disk; as root
 	$(GO) test -tags integration -count=1 $(TESTFLAGS) ./infra/blob/file -run FullDisk
@@ -68,8 +72,7 @@ $(TOOLS)/golangci-lint $(TOOLS)/versitygw $(TOOLS)/ec2-metadata-mock &: test/too
 
 ci: ## what CI runs; fails if a test that must run did not
 	$(MAKE) fmt-check vet lint lint-selftest
-	@[ -n "$(RACE)" ] || { echo "CI needs a C compiler for the race detector"; exit 1; }
-	.ci/required $(MAKE) --no-print-directory test integration chaos TESTFLAGS=-json
+	.ci/required $(MAKE) --no-print-directory race integration chaos TESTFLAGS=-json
 	$(MAKE) demo
 
 clean: ## remove bin/
