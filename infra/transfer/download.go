@@ -158,7 +158,7 @@ func (r *storeReader) Read(p []byte) (int, error) {
 		return 0, blob.Unavailable(r.ctx, "read it", err)
 	}
 	n, err := r.body.Read(p)
-	if err != nil && err != io.EOF {
+	if err != nil && !errors.Is(err, io.EOF) {
 		err = blob.Unavailable(r.ctx, "read it", err)
 	}
 	return n, err

@@ -6,6 +6,7 @@ import (
 	"context"
 	"crypto/sha256"
 	"encoding/hex"
+	"errors"
 	"fmt"
 	"hash"
 	"io"
@@ -88,7 +89,7 @@ func (r *reader) Read(p []byte) (int, error) {
 	n, err := r.file.Read(p[:min(int64(len(p)), r.left)])
 	r.digest.Write(p[:n])
 	r.left -= int64(n)
-	if err == io.EOF {
+	if errors.Is(err, io.EOF) {
 		err = fmt.Errorf("%w: it got %d bytes shorter while it was read", handlers.ErrUnavailable, r.left)
 	}
 	return n, err

@@ -4,27 +4,27 @@ package local
 
 import (
 	"context"
-	"encoding/json"
 	"errors"
 	"fmt"
+	"io/fs"
 	"log/slog"
 	"os"
 	"os/exec"
 	"path/filepath"
 	"slices"
-	"strconv"
-	"strings"
 	"syscall"
-	"text/template"
-	"time"
 
 	"github.com/reprieve-dev/reprieve/handlers"
 )
 
-// NodeVariable is in the environment of every process of a node; its value is the node's name.
-const NodeVariable = "REPRIEVE_LOCAL_NODE"
+const (
+	// NodeVariable is in the environment of every process of a node; its value is the node's name.
+	NodeVariable = "REPRIEVE_LOCAL_NODE"
+	// dirVariable is there, too: its value, the node's directory, tells nodes of one name apart.
+	dirVariable = "REPRIEVE_LOCAL_DIR"
+)
 
-// Config of New. All fields but Env are required.
+// Config of New. All fields but Env are required to launch; Kill needs only Root.
 type Config struct {
 	Root     string   // the nodes' directories are made in it
 	StoreUID string   // of the store that the jobs are from
@@ -35,16 +35,15 @@ type Config struct {
 // Launcher implements handlers.Launcher. Safe for concurrent use by any number of processes.
 type Launcher struct{ Config }
 
-// New returns a launcher. It does nothing yet.
-func New(c Config) *Launcher { return &Launcher{c} }
+// New returns a launcher. It does nothing yet, and needs no closing: nodes outlive it.
+func New(c Config) *Launcher {
+	if abs, err := filepath.Abs(c.Root); err == nil {
+		c.Root = abs
+	}
+	return &Launcher{c}
+}
 
 var _ handlers.Launcher = (*Launcher)(nil)
-
-// spec is the template of a launch spec of kind local.
-type spec struct {
-	Command []string          `json:"command"`
-	Env     map[string]string `json:"env"`
-}
 
 // launch is launch.json: who launched a node, and for whom.
 type launch struct {
@@ -53,25 +52,18 @@ type launch struct {
 	By       process `json:"by"`
 }
 
-// process names one process of this machine for good.
-type process struct {
-	PID   int    `json:"pid"`
-	Start string `json:"start"` // clock ticks since boot
-	Boot  string `json:"boot"`
-}
-
 const (
 	launchFile  = "launch.json"
-	processFile = "process.json"
+	processFile = "process.json" // of the command that was started
 	outputFile  = "output.log"
 )
 
-// Launch implements handlers.Launcher. The process outlives the launching one; its output is in
-// Root/<name>/output.log.
+// Launch implements handlers.Launcher. The command runs in the directory Root/<name>, with its
+// output in output.log there; it outlives the launching process. A launch that failed leaves
+// nothing behind.
 func (l *Launcher) Launch(_ context.Context, job handlers.Job) error {
-	name := job.LaunchName()
-	dir := filepath.Join(l.Root, name)
-	argv, env, err := render(job, name, dir)
+	dir := filepath.Join(l.Root, job.LaunchName())
+	c, err := render(job, dir)
 	if err != nil {
 		return err
 	}
@@ -80,7 +72,7 @@ func (l *Launcher) Launch(_ context.Context, job handlers.Job) error {
 		return unavailable(err)
 	}
 	if err := os.MkdirAll(l.Root, 0o755); err != nil {
-		return fmt.Errorf("%w: make room for nodes: %w", handlers.ErrInvalid, err)
+		return fmt.Errorf("%w: make room for nodes: mend that, or use another --state-dir: %w", handlers.ErrInvalid, err)
 	}
 	// The directory appears with its launch.json in it, for exactly one of those who try.
 	tmp, err := os.MkdirTemp(l.Root, ".launch-")
@@ -92,63 +84,88 @@ func (l *Launcher) Launch(_ context.Context, job handlers.Job) error {
 		return unavailable(err)
 	}
 	if err := os.Rename(tmp, dir); err != nil {
-		if !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, syscall.EEXIST) {
+		if !errors.Is(err, syscall.ENOTEMPTY) && !errors.Is(err, syscall.EEXIST) && !errors.Is(err, syscall.ENOTDIR) {
 			return unavailable(err)
 		}
 		return l.same(dir, job)
 	}
-	return l.start(name, dir, argv, env)
-}
-
-// same reports whether a node that is there already is this job's.
-func (l *Launcher) same(dir string, job handlers.Job) error {
-	var have launch
-	if err := readJSON(filepath.Join(dir, launchFile), &have); err != nil {
-		return unavailable(err)
-	}
-	if have.StoreUID != l.StoreUID || have.JobUID != job.UID {
-		return fmt.Errorf("%w: %s belongs to another job of that name; remove it, or use another --state-dir", handlers.ErrConflict, dir)
+	if err := l.start(job.LaunchName(), dir, c); err != nil {
+		_ = os.Rename(dir, tmp) // in one step: whoever looks finds all of it or nothing
+		return err
 	}
 	return nil
 }
 
-func (l *Launcher) start(name, dir string, argv, env []string) error {
+// same returns nil if the node that is there already is this job's.
+func (l *Launcher) same(dir string, job handlers.Job) error {
+	var have launch
+	err := readJSON(filepath.Join(dir, launchFile), &have)
+	if err != nil && !errors.Is(err, syscall.ENOTDIR) {
+		return unavailable(err) // it may be going away just now
+	}
+	if err != nil || !l.launched(have, job) {
+		return fmt.Errorf("%w: %s belongs to another job of that name: remove it, or use another --state-dir", handlers.ErrConflict, dir)
+	}
+	return nil
+}
+
+func (l *Launcher) launched(have launch, job handlers.Job) bool {
+	return have.StoreUID == l.StoreUID && have.JobUID == job.UID
+}
+
+func (l *Launcher) start(name, dir string, c command) error {
+	if info, err := os.Stat(c.dir); err != nil || !info.IsDir() {
+		return fmt.Errorf("%w: launch %s: template.dir: there is no directory %s: make it, or name another", handlers.ErrInvalid, name, c.dir)
+	}
 	output, err := os.OpenFile(filepath.Join(dir, outputFile), os.O_CREATE|os.O_APPEND|os.O_WRONLY, 0o644)
 	if err != nil {
 		return unavailable(err)
 	}
 	defer func() { _ = output.Close() }()
-	cmd := exec.Command(argv[0], argv[1:]...)
-	cmd.Dir, cmd.Stdout, cmd.Stderr = dir, output, output
-	cmd.Env = append(slices.Clone(l.Env), env...)
+	cmd := exec.Command(c.argv[0], c.argv[1:]...)
+	cmd.Dir, cmd.Stdout, cmd.Stderr = c.dir, output, output
+	cmd.Env = append(slices.Clone(l.Env), c.env...)
 	cmd.SysProcAttr = &syscall.SysProcAttr{Setsid: true}
 	if err := cmd.Start(); err != nil {
-		return fmt.Errorf("%w: launch %s: template.command: %w", handlers.ErrInvalid, name, err)
+		return fmt.Errorf("launch %s: template.command: %w: %w", name, startClass(err), err)
 	}
 	started, err := identify(cmd.Process.Pid)
 	if err == nil {
 		err = writeJSON(filepath.Join(dir, processFile), started)
 	}
-	if err != nil {
-		l.Log.Warn("a launched node is not on record; it is taken for gone", "node", name, "error", err)
+	if err != nil { // nobody could say what becomes of it
+		_ = l.Kill(name)
+		_ = cmd.Wait()
+		return unavailable(err)
 	}
-	go func() { // reaps it, if this process lives that long; nothing waits for that
-		if err := cmd.Wait(); err != nil {
-			l.Log.Info("a node has ended", "node", name, "error", err)
-		}
+	// Reaps the command, if this process lives that long. Nothing waits for that, and nothing has to:
+	// the node is not this process's, whose end it outlives.
+	go func() {
+		err := cmd.Wait()
+		l.Log.Info("a node has ended", "node", name, "error", err)
 	}()
 	return nil
 }
 
-// Status implements handlers.Launcher.
+// startClass tells a command that cannot be started from a machine that is short of something.
+func startClass(err error) error {
+	for _, wrong := range []error{exec.ErrNotFound, exec.ErrDot, fs.ErrNotExist, fs.ErrPermission, syscall.ENOEXEC, syscall.ENOTDIR, syscall.E2BIG, syscall.ENAMETOOLONG, syscall.ELOOP} {
+		if errors.Is(err, wrong) {
+			return handlers.ErrInvalid
+		}
+	}
+	return handlers.ErrUnavailable
+}
+
+// Status implements handlers.Launcher. A node of that name that is another job's does not count: it is gone.
 func (l *Launcher) Status(_ context.Context, job handlers.Job) (handlers.LaunchStatus, error) {
 	dir := filepath.Join(l.Root, job.LaunchName())
-	var launched launch
-	err := readJSON(filepath.Join(dir, launchFile), &launched)
-	if errors.Is(err, os.ErrNotExist) {
+	var have launch
+	err := readJSON(filepath.Join(dir, launchFile), &have)
+	switch {
+	case errors.Is(err, fs.ErrNotExist), errors.Is(err, syscall.ENOTDIR), err == nil && !l.launched(have, job):
 		return handlers.LaunchGone, nil
-	}
-	if err != nil {
+	case err != nil:
 		return "", unavailable(err)
 	}
 	var p process
@@ -158,89 +175,23 @@ func (l *Launcher) Status(_ context.Context, job handlers.Job) (handlers.LaunchS
 		return handlers.LaunchRunning, nil
 	case err == nil:
 		return handlers.LaunchFailed, nil
-	case !errors.Is(err, os.ErrNotExist):
+	case !errors.Is(err, fs.ErrNotExist):
 		return "", unavailable(err)
-	case launched.By.alive():
+	case have.By.alive():
 		return handlers.LaunchQueued, nil // its launcher is between two steps
+	case len(onNode(dir)) > 0:
+		return handlers.LaunchRunning, nil // its launcher died right after it had started it
 	}
 	return handlers.LaunchGone, nil
 }
 
-// Kill plays the death of a node: SIGKILL for everything that runs on it, until nothing does.
+// Kill plays the death of a machine: SIGKILL for everything on the node called name, until nothing
+// runs there. What belongs to a node is told by its environment, so that neither a session of its
+// own nor a dead parent hides a process. ErrUnavailable if something does not die.
 func (l *Launcher) Kill(name string) error {
-	for range 200 {
-		found := 0
-		for _, pid := range onNode(name) {
-			_ = syscall.Kill(pid, syscall.SIGKILL)
-			found++
-		}
-		if found == 0 {
-			return nil
-		}
-		time.Sleep(5 * time.Millisecond)
-	}
-	return fmt.Errorf("%w: processes of node %s do not die", handlers.ErrUnavailable, name)
+	return kill(filepath.Join(l.Root, name))
 }
 
-// onNode lists the living processes of a node.
-func onNode(name string) []int {
-	var found []int
-	paths, _ := filepath.Glob("/proc/[0-9]*/environ")
-	for _, path := range paths {
-		env, err := os.ReadFile(path)
-		if err != nil || !slices.Contains(strings.Split(string(env), "\x00"), NodeVariable+"="+name) {
-			continue
-		}
-		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
-			found = append(found, pid)
-		}
-	}
-	return found
-}
-
-// render fills in the template of a job. ErrInvalid names the field.
-func render(job handlers.Job, name, dir string) (argv, env []string, err error) {
-	var s spec
-	raw, err := json.Marshal(job.Launch.Template)
-	if err != nil {
-		return nil, nil, fmt.Errorf("%w: template: %w", handlers.ErrInvalid, err)
-	}
-	decoder := json.NewDecoder(strings.NewReader(string(raw)))
-	decoder.DisallowUnknownFields()
-	if err := decoder.Decode(&s); err != nil {
-		return nil, nil, fmt.Errorf("%w: template: %w; kind local has command (a list of strings) and env (a map)", handlers.ErrInvalid, err)
-	}
-	if len(s.Command) == 0 {
-		return nil, nil, fmt.Errorf("%w: template.command is missing: give a list of strings", handlers.ErrInvalid)
-	}
-	values := map[string]any{"Job": job.Name, "Attempt": job.Attempt, "Name": name, "Dir": dir, "Step": int64(0)}
-	if n := len(job.Checkpoints); n > 0 {
-		values["Step"] = job.Checkpoints[n-1].Step
-	}
-	for i, text := range s.Command {
-		filled, err := fill(text, values)
-		if err != nil {
-			return nil, nil, fmt.Errorf("%w: template.command[%d]: %w", handlers.ErrInvalid, i, err)
-		}
-		argv = append(argv, filled)
-	}
-	for key, text := range s.Env {
-		filled, err := fill(text, values)
-		if err != nil {
-			return nil, nil, fmt.Errorf("%w: template.env.%s: %w", handlers.ErrInvalid, key, err)
-		}
-		env = append(env, key+"="+filled)
-	}
-	slices.Sort(env)
-	return argv, append(env, "REPRIEVE_JOB="+job.Name, "REPRIEVE_ATTEMPT="+strconv.Itoa(job.Attempt), NodeVariable+"="+name), nil
-}
-
-func fill(text string, values map[string]any) (string, error) {
-	t, err := template.New("").Option("missingkey=error").Parse(text)
-	if err != nil {
-		return "", err
-	}
-	var b strings.Builder
-	err = t.Execute(&b, values)
-	return b.String(), err
+func unavailable(err error) error {
+	return fmt.Errorf("local launcher: %w: %w", handlers.ErrUnavailable, err)
 }

@@ -5,10 +5,21 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"slices"
+	"strconv"
 	"strings"
+	"syscall"
+	"time"
 
 	"github.com/reprieve-dev/reprieve/handlers"
 )
+
+// process names one process of this machine for good.
+type process struct {
+	PID   int    `json:"pid"`
+	Start string `json:"start"` // clock ticks since boot
+	Boot  string `json:"boot"`
+}
 
 func identify(pid int) (process, error) {
 	_, start, err := stat(pid)
@@ -37,7 +48,7 @@ func stat(pid int) (state, start string, err error) {
 	}
 	fields := strings.Fields(string(raw[strings.LastIndexByte(string(raw), ')')+1:]))
 	if len(fields) < 20 {
-		return "", "", fmt.Errorf("/proc/%d/stat has %d fields", pid, len(fields))
+		return "", "", fmt.Errorf("/proc/%d/stat has %d fields behind the name", pid, len(fields))
 	}
 	return fields[0], fields[19], nil
 }
@@ -47,7 +58,50 @@ func bootID() (string, error) {
 	return strings.TrimSpace(string(raw)), err
 }
 
-// writeJSON writes a file as a whole or not at all.
+const (
+	killPause = 5 * time.Millisecond
+	killTime  = 10 * time.Second
+)
+
+// kill ends everything on the node whose directory is dir. It wants to find nothing twice in a
+// row: a process in the middle of an exec has no environment for a moment.
+func kill(dir string) error {
+	var pids []int
+	for clean, until := 0, time.Now().Add(killTime); clean < 2; {
+		pids = onNode(dir)
+		if len(pids) == 0 {
+			clean++
+		} else {
+			clean = 0
+		}
+		for _, pid := range pids {
+			_ = syscall.Kill(pid, syscall.SIGKILL)
+		}
+		if time.Now().After(until) {
+			return fmt.Errorf("%w: processes %v of node %s do not die", handlers.ErrUnavailable, pids, filepath.Base(dir))
+		}
+		time.Sleep(killPause)
+	}
+	return nil
+}
+
+// onNode lists the living processes of the node whose directory is dir.
+func onNode(dir string) []int {
+	var found []int
+	paths, _ := filepath.Glob("/proc/[0-9]*/environ")
+	for _, path := range paths {
+		env, err := os.ReadFile(path)
+		if err != nil || !slices.Contains(strings.Split(string(env), "\x00"), dirVariable+"="+dir) {
+			continue
+		}
+		if pid, err := strconv.Atoi(filepath.Base(filepath.Dir(path))); err == nil {
+			found = append(found, pid)
+		}
+	}
+	return found
+}
+
+// writeJSON writes a file as a whole, durably, or not at all.
 func writeJSON(path string, value any) error {
 	data, err := json.Marshal(value)
 	if err != nil {
@@ -59,6 +113,9 @@ func writeJSON(path string, value any) error {
 	}
 	defer func() { _ = os.Remove(f.Name()) }()
 	_, err = f.Write(data)
+	if err == nil {
+		err = f.Sync()
+	}
 	if closeErr := f.Close(); err == nil {
 		err = closeErr
 	}
@@ -74,8 +131,4 @@ func readJSON(path string, value any) error {
 		return err
 	}
 	return json.Unmarshal(data, value)
-}
-
-func unavailable(err error) error {
-	return fmt.Errorf("%w: local launcher: %w", handlers.ErrUnavailable, err)
 }
