@@ -8,6 +8,7 @@ import (
 	"fmt"
 	"io"
 	"maps"
+	"math"
 	"regexp"
 	"slices"
 	"strings"
@@ -70,7 +71,7 @@ func Parse(data []byte) (handlers.Launch, error) {
 		{"budget.preemptions", "unlimited, or a number from 0", doc.Budget.Preemptions, &spec.Budget.Preemptions, func() bool { return fromZero(spec.Budget.Preemptions) }},
 		{"budget.failures", "a number from 0", doc.Budget.Failures, &spec.Budget.Failures, func() bool { return fromZero(spec.Budget.Failures) }},
 		{"backoff.initial", "a duration such as 10s", doc.Backoff.Initial, &spec.Backoff.Initial, func() bool { return true }},
-		{"backoff.factor", "a number from 1", doc.Backoff.Factor, &spec.Backoff.Factor, func() bool { return spec.Backoff.Factor >= 1 }},
+		{"backoff.factor", "a number from 1", doc.Backoff.Factor, &spec.Backoff.Factor, func() bool { return spec.Backoff.Factor >= 1 && !math.IsInf(spec.Backoff.Factor, 1) }},
 		{"backoff.max", "a duration such as 10m", doc.Backoff.Max, &spec.Backoff.Max, func() bool { return true }},
 	} {
 		if f.from.IsZero() {

@@ -27,8 +27,9 @@ func TestParse(t *testing.T) {
 		"all": {"---\n" + minimal + "budget: {preemptions: 2, failures: 0}\nbackoff: {initial: 1m30s, factor: 1.5, max: 2h}\n",
 			handlers.Launch{Kind: "local", Template: template, Budget: handlers.Budget{Preemptions: &two, Failures: &none},
 				Backoff: handlers.Backoff{Initial: handlers.Duration(90 * time.Second), Factor: 1.5, Max: handlers.Duration(2 * time.Hour)}}},
-		"JSON":    {`{"kind":"local","template":{"command":["train"]},"backoff":{"initial":"0s"}}`, handlers.Launch{Kind: "local", Template: template}},
-		"anchors": {"kind: &k local\ntemplate: {command: [*k]}\n", handlers.Launch{Kind: "local", Template: map[string]any{"command": []any{"local"}}}},
+		"unlimited": {minimal + "budget: {preemptions: unlimited}\n", handlers.Launch{Kind: "local", Template: template}},
+		"JSON":      {`{"kind":"local","template":{"command":["train"]},"backoff":{"initial":"0s"}}`, handlers.Launch{Kind: "local", Template: template}},
+		"anchors":   {"kind: &k local\ntemplate: {command: [*k]}\n", handlers.Launch{Kind: "local", Template: map[string]any{"command": []any{"local"}}}},
 	} {
 		t.Run(name, func(t *testing.T) {
 			got, err := launch.Parse([]byte(c.text))
@@ -63,17 +64,17 @@ func TestParseErrors(t *testing.T) {
 		"no template":          {"kind: local\n", []string{"template is missing"}},
 		"empty template":       {"kind: local\ntemplate: {}\n", []string{"template is missing"}},
 		"template a text":      {"kind: local\ntemplate: train\n", []string{"line 2"}},
-		"negative budget":      {minimal + "budget: {failures: -1}\n", []string{"budget"}},
-		"budget a word":        {minimal + "budget: {preemptions: unlimited}\n", []string{"line 3"}},
-		"duration a number":    {minimal + "backoff: {initial: 10}\n", []string{"backoff", `"10"`, "90s"}},
-		"duration a word":      {minimal + "backoff:\n  max: soon\n", []string{"backoff", `"soon"`, "90s"}},
-		"duration negative":    {minimal + "backoff: {max: -5s}\n", []string{"backoff", `"-5s"`}},
-		"factor shrinks":       {minimal + "backoff: {factor: 0.5}\n", []string{"backoff.factor 0.5"}},
-		"factor negative":      {minimal + "backoff: {factor: -2}\n", []string{"backoff.factor -2"}},
+		"negative budget":      {minimal + "budget: {failures: -1}\n", []string{"line 3", "budget.failures"}},
+		"budget a word":        {minimal + "budget: {failures: unlimited}\n", []string{"line 3", "budget.failures"}},
+		"duration a number":    {minimal + "backoff: {initial: 10}\n", []string{"line 3", "backoff.initial", "10s"}},
+		"duration a word":      {minimal + "backoff:\n  max: soon\n", []string{"line 4", "backoff.max", "10m"}},
+		"duration negative":    {minimal + "backoff: {max: -5s}\n", []string{"line 3", "backoff.max"}},
+		"factor shrinks":       {minimal + "backoff: {factor: 0.5}\n", []string{"line 3", "backoff.factor", "from 1"}},
+		"factor negative":      {minimal + "backoff: {factor: -2}\n", []string{"line 3", "backoff.factor", "from 1"}},
 		"factor no number":     {minimal + "backoff: {factor: .nan}\n", []string{"backoff.factor"}},
 		"factor endless":       {minimal + "backoff: {factor: .inf}\n", []string{"backoff.factor"}},
 		"template no number":   {"kind: local\ntemplate: {a: .nan}\n", []string{"template"}},
-		"template odd keys":    {"kind: local\ntemplate: {env: {1: x, [2]: y}}\n", []string{"template"}},
+		"template odd keys":    {"kind: local\ntemplate: {env: {1: x, [2]: y}}\n", []string{"line 2", "template"}},
 		"template number keys": {"kind: local\ntemplate: {env: {1: x}}\n", []string{"template"}},
 	} {
 		t.Run(name, func(t *testing.T) {

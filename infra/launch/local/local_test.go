@@ -50,7 +50,16 @@ func launcher(root string) *local.Launcher {
 
 // job is the first attempt of a job with a command.
 func job(command ...string) handlers.Job {
-	return handlers.Job{Name: "j", UID: "uid", Attempt: 1, Launch: &handlers.Launch{Kind: "local", Template: map[string]any{"command": command}}}
+	return handlers.Job{Name: "j", UID: "uid", Attempt: 1, Launch: &handlers.Launch{Kind: "local", Template: map[string]any{"command": list(command...)}}}
+}
+
+// list is a list as a job record holds it.
+func list(items ...string) []any {
+	var l []any
+	for _, item := range items {
+		l = append(l, item)
+	}
+	return l
 }
 
 // root is a directory for nodes, all of which die with the test.
@@ -130,7 +139,7 @@ func TestNode(t *testing.T) {
 	j := job("sh", "-c", `echo "job {{.Job}} attempt {{.Attempt}} name {{.Name}} dir {{.Dir}} step {{.Step}} arg $1"; pwd; env; echo oops >&2; exit 3`, "sh", "a b {{.Step}} $HOME")
 	j.Attempt = 2
 	j.Checkpoints = []handlers.Checkpoint{{Ref: handlers.Ref{Attempt: 1, Step: 5}}, {Ref: handlers.Ref{Attempt: 1, Step: 70}}}
-	j.Launch.Template["env"] = map[string]string{"DATA": "{{.Dir}}/data", "REPRIEVE_JOB": "forged", "PATH": "/bin:/usr/bin"}
+	j.Launch.Template["env"] = map[string]any{"DATA": "{{.Dir}}/data", "REPRIEVE_JOB": "forged", "PATH": "/bin:/usr/bin"}
 	must(t, l.Launch(t.Context(), j))
 	eventually(t, "the end", func() bool { return status(t, l, j) == handlers.LaunchFailed })
 	node := filepath.Join(dir, "j-2")
@@ -143,7 +152,7 @@ func TestNode(t *testing.T) {
 	}
 	want := []string{
 		"job j attempt 2 name j-2 dir " + node + " step 70 arg a b 70 $HOME", node, "oops",
-		"DATA=" + node + "/data", "PATH=/bin:/usr/bin", "REPRIEVE_ATTEMPT=2", "REPRIEVE_JOB=j", local.NodeVariable + "=j-2",
+		"DATA=" + node + "/data", "PATH=/bin:/usr/bin", "REPRIEVE_ATTEMPT=2", "REPRIEVE_JOB=j", local.NodeVariable + "=j-2", "REPRIEVE_LOCAL_DIR=" + node,
 	}
 	slices.Sort(got)
 	slices.Sort(want)
@@ -168,8 +177,7 @@ func TestRelativeRoot(t *testing.T) {
 
 func TestLaunchTwiceIsLaunchOnce(t *testing.T) {
 	dir := root(t)
-	j := job("sh", "-c", "echo started >>../lines")
-	j.Launch.Template["command"] = []string{"sh", "-c", "echo started >>../lines; " + held}
+	j := job("sh", "-c", "echo started >>../lines; "+held)
 	var wait sync.WaitGroup
 	for range 8 {
 		wait.Go(func() {
@@ -300,7 +308,7 @@ func TestSpecErrors(t *testing.T) {
 		"empty command":     {map[string]any{"command": []any{}}, []string{"template.command is missing"}},
 		"command a text":    {map[string]any{"command": "train --fast"}, []string{"template", "command", "list of strings"}},
 		"command a number":  {map[string]any{"command": []any{"train", 60000}}, []string{"template", "command", "list of strings"}},
-		"unknown field":     {map[string]any{"command": []any{"x"}, "image": "y"}, []string{"template", `"image"`}},
+		"unknown field":     {map[string]any{"command": []any{"x"}, "image": "y"}, []string{"template.image"}},
 		"env a list":        {map[string]any{"command": []any{"x"}, "env": []any{"A=b"}}, []string{"template", "env"}},
 		"unknown variable":  {map[string]any{"command": []any{"x", "{{.Rank}}"}}, []string{"template.command[1]", "Rank"}},
 		"unknown in env":    {map[string]any{"command": []any{"x"}, "env": map[string]any{"A": "{{.Rank}}"}}, []string{"template.env.A", "Rank"}},
@@ -309,7 +317,7 @@ func TestSpecErrors(t *testing.T) {
 		"no such program":   {map[string]any{"command": []any{"no-such-program-anywhere"}}, []string{"template.command", "no-such-program-anywhere"}},
 		"no program":        {map[string]any{"command": []any{""}}, []string{"template.command"}},
 		"not executable":    {map[string]any{"command": []any{"/etc/hostname"}}, []string{"template.command", "/etc/hostname"}},
-		"name with an =":    {map[string]any{"command": []any{"true"}, "env": map[string]any{"A=B": "x"}}, []string{"template.env", "A=B"}},
+		"name with an =":    {map[string]any{"command": []any{"true"}, "env": map[string]any{"A=B": "x"}}, []string{"template.env"}},
 		"name empty":        {map[string]any{"command": []any{"true"}, "env": map[string]any{"": "x"}}, []string{"template.env"}},
 		"a zero byte":       {map[string]any{"command": []any{"true", "a\x00b"}}, []string{"template.command[1]"}},
 		"a zero byte (env)": {map[string]any{"command": []any{"true"}, "env": map[string]any{"A": "\x00"}}, []string{"template.env.A"}},
