@@ -9,6 +9,7 @@ import (
 	"os"
 	"path/filepath"
 	"strings"
+	"sync"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -48,6 +49,7 @@ func TestRoundTrip(t *testing.T) {
 				must(t, transfer.Download(t.Context(), s, key, m, dir))
 				got := tree(t, dir)
 				delete(got, ".reprieve/")
+				delete(got, ".reprieve/place.lock")
 				if diff := cmp.Diff(tree(t, want), got); diff != "" {
 					t.Errorf("(-want +got)\n%.3000s", diff)
 				}
@@ -66,9 +68,10 @@ func TestModes(t *testing.T) {
 	}
 	dir := t.TempDir()
 	must(t, transfer.Download(t.Context(), s, key, m, dir))
-	for name, e := range tree(t, dir) {
-		if !strings.HasSuffix(name, "/") && e.Mode != want[name] {
-			t.Errorf("%s: got mode %v, want %v", name, e.Mode, want[name])
+	got := tree(t, dir)
+	for name, mode := range want {
+		if got[name].Mode != mode {
+			t.Errorf("%s: got mode %v, want %v", name, got[name].Mode, mode)
 		}
 	}
 }
@@ -287,6 +290,38 @@ func TestWhatIsThereGoesToQuarantine(t *testing.T) {
 				t.Error("what was there is not what is in quarantine")
 			}
 		})
+	}
+}
+
+// Of two restores at once each leaves a whole unit, one of them in quarantine.
+func TestTwoDownloadsAtOnce(t *testing.T) {
+	s := mem.New(nil)
+	files := map[string][]byte{}
+	for i := range 20 {
+		files[fmt.Sprintf("c/%02d", i)] = content(fmt.Sprint(i), 10_000)
+	}
+	m := upload(t, s, "c", files)
+	dir := t.TempDir()
+	var wait sync.WaitGroup
+	for range 2 {
+		wait.Go(func() {
+			if err := transfer.Download(t.Context(), s, key, m, dir); err != nil {
+				t.Error(err)
+			}
+		})
+	}
+	wait.Wait()
+	units := append(quarantined(t, dir), filepath.Join(dir, "c"))
+	if got, want := len(units), 2; got != want {
+		t.Errorf("got %d units, want %d: %v", got, want, units)
+	}
+	for _, unit := range units {
+		got := tree(t, unit)
+		for name, data := range files {
+			if got[strings.TrimPrefix(name, "c/")].Data != string(data) {
+				t.Errorf("%s: %s is not whole", unit, name)
+			}
+		}
 	}
 }
 

@@ -126,7 +126,7 @@ func FuzzCheck(f *testing.F) {
 		}
 		for name, now := range tree(t, above) {
 			inUnit := name == "dir/"+unit || strings.HasPrefix(name, "dir/"+unit+"/")
-			if _, known := was[name]; !inUnit && !known && !strings.HasPrefix(name, "dir/.reprieve/quarantine/") {
+			if _, known := was[name]; !inUnit && !known && name != "dir/.reprieve/place.lock" && !strings.HasPrefix(name, "dir/.reprieve/quarantine/") {
 				t.Errorf("%q was written", name)
 			} else if !inUnit && known && now != was[name] {
 				t.Errorf("%q was changed", name)
@@ -152,4 +152,52 @@ func TestEndlessObject(t *testing.T) {
 	dir := t.TempDir()
 	wantClass(t, transfer.Download(t.Context(), s, evilKey, hostile("u", "u"), dir), handlers.ErrRotten)
 	wantUntouched(t, dir, nil)
+}
+
+// A trainer that made links of what is ours does not make a restore write elsewhere.
+func TestLinksLeadNowhere(t *testing.T) {
+	for name, c := range map[string]struct {
+		link string // in dir, to a directory beside it
+		want error
+	}{
+		"our directory":  {".reprieve", handlers.ErrInvalid},
+		"our quarantine": {".reprieve/quarantine", handlers.ErrInvalid},
+		"the unit":       {"u", nil},
+		"the directory":  {"", nil}, // which was asked for under that name
+	} {
+		t.Run(name, func(t *testing.T) {
+			above := t.TempDir()
+			dir, beside := filepath.Join(above, "dir"), filepath.Join(above, "beside")
+			write(t, beside, map[string][]byte{"u/x": []byte("mine"), "restore-1/x": []byte("mine")})
+			link := filepath.Join(dir, c.link)
+			must(t, os.MkdirAll(filepath.Dir(link), 0o755))
+			must(t, os.Symlink(beside, link))
+			if c.link == ".reprieve/quarantine" {
+				write(t, dir, map[string][]byte{"u": []byte("in the way")})
+			}
+			was := tree(t, beside)
+			err := transfer.Download(t.Context(), evilStore(t), evilKey, hostile("u", "u/x"), dir)
+			if c.want != nil {
+				wantClass(t, err, c.want)
+			} else {
+				must(t, err)
+				data, err := os.ReadFile(filepath.Join(dir, "u", "x"))
+				if err != nil || string(data) != string(evil) {
+					t.Errorf("got %q, %v", data, err)
+				}
+			}
+			if c.link == "" {
+				return
+			}
+			wantUntouched(t, beside, was)
+			must(t, transfer.CleanRestores(dir))
+			wantUntouched(t, beside, was)
+			if c.link == ".reprieve/quarantine" {
+				data, err := os.ReadFile(filepath.Join(dir, "u"))
+				if err != nil || string(data) != "in the way" {
+					t.Errorf("what was in the way: got %q, %v", data, err)
+				}
+			}
+		})
+	}
 }

@@ -13,13 +13,19 @@ import (
 	"syscall"
 	"time"
 
+	"golang.org/x/sys/unix"
+
+	"golang.org/x/sys/unix"
+
 	"github.com/reprieve-dev/reprieve/handlers"
 )
 
 const (
 	private       = ".reprieve"
 	quarantine    = private + "/quarantine"
+	placeLock     = private + "/place.lock"
 	restorePrefix = "restore-" // of the temporary directories in private
+	placeTries    = 100        // as many restores into one directory may be under way
 )
 
 // target is a directory that checkpoints are restored into. No link in it leads out of it.
@@ -72,36 +78,68 @@ func (t *target) place(tmp string, m handlers.Manifest) error {
 	if err := t.sync(directories(tmp, m)...); err != nil {
 		return err
 	}
-	undo, err := t.moveAside(m.Unit)
+	for try := 1; ; try++ {
+		aside, err := t.moveAside(m.Unit)
+		if err != nil {
+			return err
+		}
+		err = t.move(m.Unit, tmp, ".")
+		switch {
+		case err == nil:
+			return t.sync(".")
+		case errors.Is(err, fs.ErrExist) && try < placeTries:
+			continue // another restore was quicker: it is moved aside now
+		case aside != "":
+			_ = t.move(m.Unit, aside, ".")
+		}
+		return &dirError{err}
+	}
+}
+
+// move renames unit from one directory to another where nothing has its name, or else fs.ErrExist.
+func (t *target) move(unit, from, to string) error {
+	source, err := t.root.Open(from)
 	if err != nil {
 		return err
 	}
-	if err := t.root.Rename(path.Join(tmp, m.Unit), m.Unit); err != nil {
-		undo()
-		return &dirError{err}
+	defer func() { _ = source.Close() }()
+	dest, err := t.root.Open(to)
+	if err != nil {
+		return err
 	}
-	return t.sync(".")
+	defer func() { _ = dest.Close() }()
+	err = unix.Renameat2(int(source.Fd()), unit, int(dest.Fd()), unit, unix.RENAME_NOREPLACE)
+	if errors.Is(err, unix.EINVAL) || errors.Is(err, unix.ENOSYS) { // the file system cannot promise that
+		err = unix.Renameat(int(source.Fd()), unit, int(dest.Fd()), unit)
+	}
+	if err != nil {
+		return fmt.Errorf("move %s: %w", unit, err)
+	}
+	return nil
 }
 
-// moveAside moves what is called unit, if there is anything, into a new directory in quarantine.
-// undo moves it back.
-func (t *target) moveAside(unit string) (undo func(), err error) {
+// moveAside moves what is called unit to a new directory in quarantine, which it returns; nothing
+// if there is nothing.
+func (t *target) moveAside(unit string) (string, error) {
 	if _, err := t.root.Lstat(unit); errors.Is(err, fs.ErrNotExist) {
-		return func() {}, nil
+		return "", nil
 	}
 	aside, err := t.newAside()
 	if err != nil {
-		return nil, err
+		return "", err
 	}
-	if err := t.root.Rename(unit, path.Join(aside, unit)); err != nil {
-		return nil, &dirError{err}
+	if err := t.move(unit, ".", aside); err != nil {
+		_ = t.root.Remove(aside)
+		if errors.Is(err, fs.ErrNotExist) {
+			return "", nil // another restore has moved it
+		}
+		return "", &dirError{err}
 	}
-	undo = func() { _ = t.root.Rename(path.Join(aside, unit), unit) }
 	if err := t.sync(aside, quarantine, private); err != nil {
-		undo()
-		return nil, err
+		_ = t.move(unit, aside, ".")
+		return "", err
 	}
-	return undo, nil
+	return aside, nil
 }
 
 // newAside makes quarantine/<time>-<n>, with the first n that is free.

@@ -8,6 +8,8 @@ import (
 	"io"
 	"os"
 	"path/filepath"
+	"strings"
+	"syscall"
 	"testing"
 
 	"github.com/google/go-cmp/cmp"
@@ -104,9 +106,30 @@ func TestUploadErrors(t *testing.T) {
 	if !errors.Is(err, os.ErrNotExist) {
 		t.Errorf("a missing file: got %v", err)
 	}
-	write(t, dir, map[string][]byte{"new\nline": nil})
-	_, err = transfer.Upload(t.Context(), mem.New(nil), prefix, sources(dir, []string{"new\nline"}))
-	wantClass(t, err, handlers.ErrInvalid)
+}
+
+// What no restore would take back is not uploaded.
+func TestUploadRefuses(t *testing.T) {
+	for name, path := range map[string]string{
+		"no name": "", "absolute": "/etc/hostname", "climbing": "../x", "climbing later": "a/../../x", "dot": ".", "not clean": "a//b",
+		"control character": "new\nline", "backslash": `a\b`, "not UTF-8": "a\xff", "long": strings.Repeat("x", 256), "ours": ".reprieve/quarantine/x",
+		"a directory": "dir", "a pipe": "pipe",
+	} {
+		t.Run(name, func(t *testing.T) {
+			dir := t.TempDir()
+			must(t, os.Mkdir(filepath.Join(dir, "dir"), 0o755))
+			must(t, syscall.Mkfifo(filepath.Join(dir, "pipe"), 0o600))
+			s := &store{Store: mem.New(nil)}
+			source := transfer.Source{Path: path, Open: func() (*os.File, error) {
+				return os.OpenFile(filepath.Join(dir, path), os.O_RDONLY|syscall.O_NONBLOCK, 0)
+			}}
+			_, err := transfer.Upload(t.Context(), s, prefix, []transfer.Source{source})
+			wantClass(t, err, handlers.ErrInvalid)
+			if s.puts > 0 {
+				t.Error("it was put")
+			}
+		})
+	}
 }
 
 func TestUploadIsCancelled(t *testing.T) {
