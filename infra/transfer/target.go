@@ -15,15 +15,12 @@ import (
 
 	"golang.org/x/sys/unix"
 
-	"golang.org/x/sys/unix"
-
 	"github.com/reprieve-dev/reprieve/handlers"
 )
 
 const (
 	private       = ".reprieve"
 	quarantine    = private + "/quarantine"
-	placeLock     = private + "/place.lock"
 	restorePrefix = "restore-" // of the temporary directories in private
 	placeTries    = 100        // as many restores into one directory may be under way
 )
