@@ -161,6 +161,22 @@ func TestNode(t *testing.T) {
 	}
 }
 
+func TestWorkingDirectory(t *testing.T) {
+	dir := root(t)
+	must(t, os.MkdirAll(filepath.Join(dir, "code"), 0o755))
+	for given, want := range map[string]string{"": dir + "/j-1", ".": dir + "/j-1", "../code": dir + "/code", "{{.Dir}}/../code": dir + "/code"} {
+		l := launcher(dir)
+		j := job("pwd")
+		j.Launch.Template["dir"] = given
+		must(t, l.Launch(t.Context(), j))
+		eventually(t, "the end", func() bool { return status(t, l, j) == handlers.LaunchFailed })
+		if got := strings.TrimSpace(read(filepath.Join(dir, "j-1", "output.log"))); got != want {
+			t.Errorf("dir %q: got %q, want %q", given, got, want)
+		}
+		must(t, os.RemoveAll(filepath.Join(dir, "j-1")))
+	}
+}
+
 // A launcher whose root is relative tells nodes a directory that means the same to them.
 func TestRelativeRoot(t *testing.T) {
 	t.Chdir(root(t))
@@ -286,6 +302,17 @@ func TestStatus(t *testing.T) {
 	put(t, file("process.json"), changed(process, "boot", "before"))
 	want("it ran before the last boot", next, handlers.LaunchFailed)
 
+	foreign := j
+	foreign.UID = "another"
+	want("another job's node of that name", foreign, handlers.LaunchGone)
+
+	// A launcher that dies before it has written down what it started.
+	must(t, os.Remove(filepath.Join(dir, "j-1", "process.json")))
+	put(t, filepath.Join(dir, "j-1", "launch.json"), changed(launched, "by", changed(by, "start", "1")))
+	want("not on record, but running", j, handlers.LaunchRunning)
+	put(t, filepath.Join(dir, "j-1", "launch.json"), launched)
+	put(t, filepath.Join(dir, "j-1", "process.json"), process)
+
 	eventually(t, "the start", func() bool { _, err := os.Stat(filepath.Join(dir, "pipe-1")); return err == nil })
 	release(t, dir, "bye")
 	eventually(t, "the end", func() bool { return status(t, l, j) == handlers.LaunchFailed })
@@ -309,6 +336,9 @@ func TestSpecErrors(t *testing.T) {
 		"command a text":    {map[string]any{"command": "train --fast"}, []string{"template", "command", "list of strings"}},
 		"command a number":  {map[string]any{"command": []any{"train", 60000}}, []string{"template", "command", "list of strings"}},
 		"unknown field":     {map[string]any{"command": []any{"x"}, "image": "y"}, []string{"template.image"}},
+		"dir a number":      {map[string]any{"command": []any{"true"}, "dir": 5}, []string{"template.dir"}},
+		"dir missing":       {map[string]any{"command": []any{"true"}, "dir": "not/made"}, []string{"template.dir", "not/made"}},
+		"unknown in dir":    {map[string]any{"command": []any{"true"}, "dir": "{{.Home}}"}, []string{"template.dir", "Home"}},
 		"env a list":        {map[string]any{"command": []any{"x"}, "env": []any{"A=b"}}, []string{"template", "env"}},
 		"unknown variable":  {map[string]any{"command": []any{"x", "{{.Rank}}"}}, []string{"template.command[1]", "Rank"}},
 		"unknown in env":    {map[string]any{"command": []any{"x"}, "env": map[string]any{"A": "{{.Rank}}"}}, []string{"template.env.A", "Rank"}},
@@ -411,4 +441,17 @@ func TestKill(t *testing.T) {
 		t.Errorf("the other node: got %s, want %s", got, handlers.LaunchRunning)
 	}
 	must(t, l.Kill("j-1")) // nothing is left to kill
+}
+
+// Two control planes on one machine may have a job of the same name.
+func TestKillLeavesNodesOfThatNameElsewhere(t *testing.T) {
+	mine, other := root(t), root(t)
+	j := job("sh", "-c", held)
+	must(t, launcher(mine).Launch(t.Context(), j))
+	must(t, launcher(other).Launch(t.Context(), j))
+	must(t, launcher(mine).Kill("j-1"))
+	eventually(t, "the kill", func() bool { return status(t, launcher(mine), j) == handlers.LaunchFailed })
+	if got := status(t, launcher(other), j); got != handlers.LaunchRunning {
+		t.Errorf("got %s, want %s", got, handlers.LaunchRunning)
+	}
 }
