@@ -29,7 +29,7 @@ func (h *Watch) Handle(ctx context.Context, e events.Event) ([]events.Event, err
 	pass := func(job string, evs []events.Event, err error) {
 		out = append(out, evs...)
 		if err != nil && !errors.Is(err, ErrIgnored) && !errors.Is(err, ErrConflict) {
-			out = append(out, alert(Job{Name: job}, "watch-failed", fmt.Sprintf("watch could not look after %s: %v; it tries again on the next pass", job, err), h.Now()))
+			out = append(out, alert(Job{Name: job, UID: e.ID()}, "watch-failed", fmt.Sprintf("watch could not look after %s: %v; it tries again on the next pass", job, err), h.Now()))
 		}
 	}
 	for beat, err := range h.Traces.Live(ctx) {

@@ -2,10 +2,12 @@ package bus_test
 
 import (
 	"context"
+	"encoding/json"
 	"errors"
 	"fmt"
 	"log/slog"
 	"math/rand/v2"
+	"reflect"
 	"slices"
 	"strings"
 	"sync"
@@ -232,7 +234,10 @@ func TestMalformedIsDeadLettered(t *testing.T) {
 				if got := reasons(t, b); len(got) != 1 || !strings.Contains(got[0], tt.want) {
 					t.Errorf("dead letters: got %q, want one with %q", got, tt.want)
 				}
-				for d := range b.DeadLetters(t.Context()) {
+				for d, err := range b.DeadLetters(t.Context()) {
+					if err != nil {
+						t.Fatal(err)
+					}
 					if got, want := string(d.Raw), tt.raw; got != want {
 						t.Errorf("raw: got %s, want %s", got, want)
 					}
@@ -430,7 +435,10 @@ func TestNothingIsLost(t *testing.T) {
 				<-time.After(24 * time.Hour)
 				stop()
 
-				for d := range b.DeadLetters(t.Context()) {
+				for d, err := range b.DeadLetters(t.Context()) {
+					if err != nil {
+						t.Fatal(err)
+					}
 					e, err := bus.Decode(d.Raw)
 					if err != nil {
 						t.Fatal(err)
@@ -508,6 +516,7 @@ func FuzzDecode(f *testing.F) {
 	f.Add([]byte(`{"specversion":"1.0","id":"1","type":"dev.reprieve.sweep.due","source":"/x","data":{"at":"2026-01-01T00:00:00Z"}}`))
 	f.Add([]byte(`{"specversion":"1.0","id":"1","type":"a","source":"/x","data_base64":"AA==","ext":1}`))
 	f.Add([]byte(`[]`))
+	f.Add([]byte(`{"specversion":"1.0","id":"1","type":"e","source":"/x","data":{"&0":"0"}}`))
 	f.Fuzz(func(t *testing.T, raw []byte) {
 		e, err := bus.Decode(raw)
 		if err != nil {
@@ -527,8 +536,17 @@ func FuzzDecode(f *testing.F) {
 		if err != nil {
 			t.Fatalf("decode what was encoded: %v", err)
 		}
-		if twice.ID() != e.ID() || twice.Type() != e.Type() || string(twice.Data()) != string(e.Data()) {
+		if twice.ID() != e.ID() || twice.Type() != e.Type() || !sameData(twice, e) {
 			t.Errorf("got %v, want %v", twice, e)
 		}
 	})
+}
+
+// sameData compares JSON by meaning: encoding escapes what HTML would take amiss.
+func sameData(a, b events.Event) bool {
+	var x, y any
+	if json.Unmarshal(a.Data(), &x) != nil || json.Unmarshal(b.Data(), &y) != nil {
+		return string(a.Data()) == string(b.Data())
+	}
+	return reflect.DeepEqual(x, y)
 }

@@ -119,6 +119,8 @@ func (c *Catalog) write(ctx context.Context, prev, next handlers.Job, cond blob.
 }
 
 func (c *Catalog) putMark(ctx context.Context, key string) error {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
 	_, err := blob.PutBytes(ctx, c.Store, key, []byte("{}\n"), blob.Cond{})
 	return err
 }
@@ -214,7 +216,7 @@ func (c *Catalog) Names(ctx context.Context) iter.Seq2[string, error] {
 // age returns how long ago a live object was put; found is false if it does not exist.
 func (c *Catalog) age(ctx context.Context, job string, attempt, rank int) (age time.Duration, found bool, err error) {
 	key := liveKey(job, attempt, rank)
-	page, err := c.Store.List(ctx, key, "", 1)
+	page, err := listPage(ctx, c.Store, key, "", 1)
 	if err != nil {
 		return 0, false, fmt.Errorf("look at the heartbeat of %s: %w", job, err)
 	}

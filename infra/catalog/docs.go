@@ -7,6 +7,7 @@ import (
 	"fmt"
 	"iter"
 	"strings"
+	"time"
 
 	"github.com/reprieve-dev/reprieve/handlers"
 	"github.com/reprieve-dev/reprieve/infra/blob"
@@ -15,7 +16,12 @@ import (
 // errGarbled: a document is not JSON of the right shape. Another reading gives the same.
 var errGarbled = fmt.Errorf("%w: not a document of ours", handlers.ErrPermanent)
 
+// callLimit bounds every single operation on documents: a store that hangs is a store that is away.
+const callLimit = 30 * time.Second
+
 func readDoc(ctx context.Context, s blob.Store, key string, doc any) (blob.Version, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
 	data, info, err := blob.ReadAll(ctx, s, key)
 	if err != nil {
 		return "", err
@@ -31,6 +37,8 @@ func writeDoc(ctx context.Context, s blob.Store, key string, doc any, cond blob.
 	if err != nil {
 		return fmt.Errorf("encode %s: %w", key, err)
 	}
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
 	if _, err := blob.PutBytes(ctx, s, key, append(data, '\n'), cond); err != nil {
 		return fmt.Errorf("write %s: %w", key, err)
 	}
@@ -83,12 +91,18 @@ func createDoc[T any](ctx context.Context, s blob.Store, key string, doc T, same
 	return nil
 }
 
+func listPage(ctx context.Context, s blob.Store, prefix, after string, limit int) (blob.Page, error) {
+	ctx, cancel := context.WithTimeout(ctx, callLimit)
+	defer cancel()
+	return s.List(ctx, prefix, after, limit)
+}
+
 // pages lists everything below prefix, a page at a time.
 func pages(ctx context.Context, s blob.Store, prefix string) iter.Seq2[blob.Page, error] {
 	return func(yield func(blob.Page, error) bool) {
 		after := ""
 		for {
-			page, err := s.List(ctx, prefix, after, 1000)
+			page, err := listPage(ctx, s, prefix, after, 1000)
 			if !yield(page, err) || err != nil || !page.More || len(page.Objects) == 0 {
 				return
 			}
@@ -103,7 +117,7 @@ func children(ctx context.Context, s blob.Store, prefix string) iter.Seq2[string
 	return func(yield func(string, error) bool) {
 		after := ""
 		for {
-			page, err := s.List(ctx, prefix, after, 1)
+			page, err := listPage(ctx, s, prefix, after, 1)
 			if err != nil {
 				yield("", err)
 				return

@@ -154,7 +154,9 @@ func (e *entry) collect(root *os.Root, name string) error {
 			return err
 		}
 		if d.Type()&fs.ModeSymlink != 0 {
-			if info, err = root.Stat(p); err != nil || !info.Mode().IsRegular() {
+			if target, statErr := root.Stat(p); statErr == nil && target.Mode().IsRegular() {
+				info = target
+			} else {
 				e.not("its link " + p + " leads to no file in the checkpoint directory")
 				return nil
 			}

@@ -47,7 +47,7 @@ type identity struct {
 
 func identify(info fs.FileInfo) identity {
 	st := info.Sys().(*syscall.Stat_t)
-	return identity{dev: uint64(st.Dev), ino: st.Ino, size: info.Size(), mtime: info.ModTime()}
+	return identity{dev: st.Dev, ino: st.Ino, size: info.Size(), mtime: info.ModTime()}
 }
 
 // Capture holds on to files of the checkpoint called name: paths relative to dir, with slashes.
@@ -65,18 +65,18 @@ func Capture(dir, name string, files []string) (*Captured, error) {
 	}
 	root, err := os.OpenRoot(dir)
 	if err != nil {
-		return nil, fmt.Errorf("%w: open checkpoint directory %s: %v", handlers.ErrUnavailable, dir, err)
+		return nil, fmt.Errorf("%w: open checkpoint directory %s: %w", handlers.ErrUnavailable, dir, err)
 	}
 	defer func() { _ = root.Close() }()
 	if err := root.MkdirAll(filepath.Join(private, "capture"), 0o755); err != nil {
-		return nil, fmt.Errorf("%w: make room for captures in %s: %v", handlers.ErrUnavailable, dir, err)
+		return nil, fmt.Errorf("%w: make room for captures in %s: %w", handlers.ErrUnavailable, dir, err)
 	}
 	into := filepath.Join(dir, private, "capture", name)
 	if err := os.Mkdir(into, 0o755); err != nil {
 		if errors.Is(err, fs.ErrExist) {
 			return nil, fmt.Errorf("%w: capture %s: it is captured already", handlers.ErrConflict, name)
 		}
-		return nil, fmt.Errorf("%w: capture %s: %v", handlers.ErrUnavailable, name, err)
+		return nil, fmt.Errorf("%w: capture %s: %w", handlers.ErrUnavailable, name, err)
 	}
 	c := &Captured{dir: into}
 	if err := c.take(root, files); err != nil {
@@ -99,7 +99,7 @@ func (c *Captured) take(root *os.Root, files []string) error {
 			return fmt.Errorf("%w: %s was replaced or removed", ErrChanged, f.name)
 		}
 		if err != nil {
-			return fmt.Errorf("%w: look at %s: %v", handlers.ErrUnavailable, f.name, err)
+			return fmt.Errorf("%w: look at %s: %w", handlers.ErrUnavailable, f.name, err)
 		}
 	}
 	c.settle()
@@ -174,7 +174,7 @@ func (f captured) open() (*os.File, error) {
 	}
 	file, err := os.Open(path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: open the captured %s: %v", handlers.ErrUnavailable, f.name, err)
+		return nil, fmt.Errorf("%w: open the captured %s: %w", handlers.ErrUnavailable, f.name, err)
 	}
 	return file, nil
 }
@@ -192,7 +192,7 @@ func (c *Captured) Verify() error {
 	for _, f := range c.files {
 		info, err := f.stat()
 		if err != nil {
-			return fmt.Errorf("%w: look at the captured %s: %v", handlers.ErrUnavailable, f.name, err)
+			return fmt.Errorf("%w: look at the captured %s: %w", handlers.ErrUnavailable, f.name, err)
 		}
 		if identify(info) != f.was {
 			return fmt.Errorf("%w: %s was written to", ErrChanged, f.name)

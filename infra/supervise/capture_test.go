@@ -112,7 +112,7 @@ func TestCaptureSeesChanges(t *testing.T) {
 			if err != nil {
 				t.Fatal(err)
 			}
-			defer c.Release()
+			defer func() { _ = c.Release() }()
 			if err := f(path); err != nil {
 				t.Fatal(err)
 			}
@@ -245,13 +245,13 @@ func TestCaptureWithoutLinks(t *testing.T) {
 	if err := syscall.Mount(shm, swapped, "", syscall.MS_BIND, ""); err != nil {
 		t.Skip("this user may not mount")
 	}
-	defer syscall.Unmount(swapped, syscall.MNT_DETACH)
+	defer func() { _ = syscall.Unmount(swapped, syscall.MNT_DETACH) }()
 	path := write(t, filepath.Join(dir, "model.pt"), "weights")
 	c, err := supervise.Capture(dir, "model.pt", []string{"model.pt"})
 	if err != nil {
 		t.Fatal(err)
 	}
-	defer c.Release()
+	defer func() { _ = c.Release() }()
 	if !c.HeldOpen() {
 		t.Error("linked across devices?")
 	}

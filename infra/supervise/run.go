@@ -5,12 +5,14 @@ import (
 	"errors"
 	"fmt"
 	"os"
+	"slices"
 	"sync"
 	"sync/atomic"
 	"syscall"
 	"time"
 
 	"github.com/reprieve-dev/reprieve/events"
+	"github.com/reprieve-dev/reprieve/events/notice"
 	"github.com/reprieve-dev/reprieve/handlers"
 )
 
@@ -77,8 +79,10 @@ func (r *run) supervise(ctx context.Context, hold Hold, job handlers.Job) (int, 
 	r.records, r.asked, r.protected = make(chan record, 4), make(chan error, 4), make(chan protected, 1)
 
 	var from resume
+	var late *events.Notice
 	if hold != nil {
 		r.attach(ctx, hold, job)
+		late = r.late(ctx)
 		var err error
 		if from, err = r.restore(ctx, hold); err != nil {
 			return r.abandon(ctx, err)
@@ -115,6 +119,11 @@ func (r *run) supervise(ctx context.Context, hold Hold, job handlers.Job) (int, 
 	r.work(func() { r.saver.run(ctx) })
 	if hold != nil {
 		r.saver.protect(hold, from.ref)
+	}
+	if late != nil {
+		if e, err := notice.Event(*late, time.Now()); err == nil {
+			r.hear(ctx, *late, &e)
+		}
 	}
 	return r.loop(ctx)
 }
@@ -177,6 +186,18 @@ func (r *run) loop(ctx context.Context) (int, error) {
 			r.stop.deadline = time.Time{}
 		}
 	}
+}
+
+// late returns a stop notice that came between the look at this machine and the claim: it found no
+// attempt here, and nobody will repeat it.
+func (r *run) late(ctx context.Context) *events.Notice {
+	ctx, cancel := context.WithTimeout(ctx, r.Lease/3)
+	defer cancel()
+	open, err := r.OpenStop(ctx)
+	if err != nil {
+		return nil
+	}
+	return open
 }
 
 // attach takes up the hold: heartbeats, notices, commits.
@@ -249,15 +270,26 @@ func (r *run) hear(ctx context.Context, n events.Notice, e *events.Event) {
 	}
 	if n.Cancelled {
 		if r.stop != nil && r.stop.notice != nil && events.SameNotice(*r.stop.notice, n) {
-			r.Log.Info("the notice was withdrawn; going on", "kind", n.Kind)
+			r.Log.Info("the notice was withdrawn", "kind", n.Kind)
 			r.stop = nil
 			r.sock.Announce(Notice{Kind: string(n.Kind), Action: ActionNone})
+			r.standing(ctx)
 		}
 	} else {
 		r.react(ctx, n)
 	}
 	if e != nil && r.hold != nil {
 		r.work(func() { r.record(ctx, *e) })
+	}
+}
+
+// standing takes up the stop notices that still stand when one of several was withdrawn.
+func (r *run) standing(ctx context.Context) {
+	for _, n := range r.heard {
+		withdrawn := slices.ContainsFunc(r.heard, func(other events.Notice) bool { return other.Cancelled && events.SameNotice(other, n) })
+		if !withdrawn && !n.Cancelled && n.Kind.Effect() == events.EffectStop {
+			r.react(ctx, n)
+		}
 	}
 }
 

@@ -143,7 +143,7 @@ func (t Trigger) Fire(ctx context.Context, target Target) (how string, err error
 func askedSocket(n int) string { return fmt.Sprintf("socket, %d listening", n) }
 
 func askSocket(context.Context, Target) (string, error) {
-	return "", fmt.Errorf("%w: no trainer polls REPRIEVE_SOCKET; poll it, or give --trigger signal:, exec:, http: or file:", ErrNotAsked)
+	return "", fmt.Errorf("%w: no trainer polls REPRIEVE_SOCKET; poll it, or give a --trigger of kind signal, exec, http or file", ErrNotAsked)
 }
 
 func askSignal(t Target, sig syscall.Signal, who string) (string, error) {

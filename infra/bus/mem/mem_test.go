@@ -43,7 +43,7 @@ func TestWindows(t *testing.T) {
 				if err := b.Publish(t.Context(), e); err != nil {
 					t.Fatal(err)
 				}
-				time.Sleep(tt.after)
+				<-time.After(tt.after)
 				if err := b.Publish(t.Context(), e); err != nil {
 					t.Fatal(err)
 				}
