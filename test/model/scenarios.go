@@ -1,0 +1,77 @@
+package model
+
+import (
+	"strings"
+
+	"github.com/reprieve-dev/reprieve/handlers"
+)
+
+// Setup prepares the first state of a scenario, with processes that nothing happens to.
+type Setup struct {
+	x *explorer
+	s *state
+}
+
+// Submit makes a job that is launched and not started.
+func (u *Setup) Submit() {
+	i := u.x.idle(u.s, human)
+	u.x.born(u.s, i, u.x.submit())
+	u.run(i, "")
+}
+
+// Start starts supervisor i (from 0) with an attempt given (0: none), and runs it up to its first
+// operation that begins with until; to its end if that is empty.
+func (u *Setup) Start(i, given int, until string) {
+	u.x.supervise(u.s, i, given, node(i), "")
+	u.run(i, until)
+}
+
+// Go runs supervisor i up to its next operation that begins with until.
+func (u *Setup) Go(i int, until string) { u.run(i, until) }
+
+// Leave answers yes to the question that supervisor i is at, and runs it to its end.
+func (u *Setup) Leave(i int) {
+	u.s = u.x.step(u.s, i, ok, 1)
+	u.run(i, "")
+}
+
+// Kill ends supervisor i where it is.
+func (u *Setup) Kill(i int) {
+	u.s.left[crashes]++
+	u.s = u.x.crash(u.s, i)
+}
+
+// Expire makes the live object of an attempt old.
+func (u *Setup) Expire(attempt int) { u.s.object(liveKey(attempt)).old = true }
+
+func (u *Setup) run(i int, until string) {
+	for first := true; u.s.processes[i].life == alive; first = false {
+		if !first && until != "" && strings.HasPrefix(u.s.processes[i].at.op.String(), until) {
+			return
+		}
+		u.s = u.x.step(u.s, i, ok, 0)
+	}
+	if until != "" {
+		panic("supervisor " + u.x.name(i) + " never came to " + until)
+	}
+}
+
+// started brings p1 to the first heartbeat after its first checkpoint.
+func started(u *Setup) { u.Start(0, 0, "does the machine go away?") }
+
+// Scenarios are the bounded worlds that are explored.
+var Scenarios = []Scenario{
+	{Name: "birth", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 2, Resumers: 1,
+		Bounds: Bounds{Types: 2, Crashes: 1, Ambiguous: 1, Expires: 1, Watches: 1}},
+	{Name: "submitted", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 3, Resumers: 1,
+		Bounds: Bounds{Crashes: 1, Expires: 1, Restarts: 1, Watches: 1}, Prelude: (*Setup).Submit},
+	{Name: "two resume handlers", Restarter: handlers.RestarterReprieve, Steps: 2, Trainers: 2, Resumers: 2,
+		Bounds:  Bounds{Crashes: 1, Doubles: 1, Loses: 1, Expires: 1, Watches: 1, Ambiguous: 1},
+		Prelude: func(u *Setup) { started(u); u.Leave(0) }},
+	{Name: "takeover", Restarter: handlers.RestarterReprieve, Steps: 2, Trainers: 2, Resumers: 1,
+		Bounds: Bounds{Crashes: 1, Expires: 1, Watches: 1}, Prelude: started},
+	{Name: "in place", Restarter: handlers.RestarterNone, Steps: 2, Trainers: 3,
+		Bounds: Bounds{Crashes: 1, Expires: 2, Types: 2}, Prelude: started},
+	{Name: "branches", Restarter: handlers.RestarterNone, Steps: 3, Trainers: 3,
+		Bounds: Bounds{Expires: 1, Types: 2, Away: 1, Rots: 1, Crashes: 1}, Prelude: started},
+}
