@@ -157,21 +157,24 @@ func TestEndlessObject(t *testing.T) {
 // A trainer that made links of what is ours does not make a restore write elsewhere.
 func TestLinksLeadNowhere(t *testing.T) {
 	for name, c := range map[string]struct {
-		link string // in dir, to a directory beside it
+		link string // in dir
+		to   string // where the trainer's files are; a link to them
 		want error
 	}{
-		"our directory":  {".reprieve", handlers.ErrInvalid},
-		"our quarantine": {".reprieve/quarantine", handlers.ErrInvalid},
-		"the unit":       {"u", nil},
-		"the directory":  {"", nil}, // which was asked for under that name
+		"our directory":         {".reprieve", "../beside", handlers.ErrInvalid},
+		"our directory, inside": {".reprieve", "logs", handlers.ErrInvalid},
+		"our quarantine":        {".reprieve/quarantine", "../../beside", handlers.ErrInvalid},
+		"the unit":              {"u", "../beside", nil},
+		"the directory":         {"", "beside", nil}, // which was asked for under that name
 	} {
 		t.Run(name, func(t *testing.T) {
 			above := t.TempDir()
-			dir, beside := filepath.Join(above, "dir"), filepath.Join(above, "beside")
+			dir := filepath.Join(above, "dir")
+			beside := filepath.Join(filepath.Dir(filepath.Join(dir, c.link)), c.to)
 			write(t, beside, map[string][]byte{"u/x": []byte("mine"), "restore-1/x": []byte("mine")})
 			link := filepath.Join(dir, c.link)
 			must(t, os.MkdirAll(filepath.Dir(link), 0o755))
-			must(t, os.Symlink(beside, link))
+			must(t, os.Symlink(c.to, link))
 			if c.link == ".reprieve/quarantine" {
 				write(t, dir, map[string][]byte{"u": []byte("in the way")})
 			}

@@ -16,6 +16,7 @@ import (
 	"time"
 
 	"github.com/google/go-cmp/cmp"
+	"golang.org/x/sys/unix"
 
 	"github.com/reprieve-dev/reprieve/handlers"
 	"github.com/reprieve-dev/reprieve/infra/launch/local"
@@ -256,6 +257,21 @@ func put(t *testing.T, path string, value any) {
 	must(t, os.WriteFile(path, data, 0o600))
 }
 
+// zombie is the pid and the start time of a process that has ended and is not waited for.
+func zombie(t *testing.T) (pid int, start string) {
+	t.Helper()
+	cmd := exec.Command("true")
+	must(t, cmd.Start())
+	t.Cleanup(func() { _ = cmd.Wait() })
+	var fields []string
+	eventually(t, "a zombie", func() bool {
+		stat := read(fmt.Sprintf("/proc/%d/stat", cmd.Process.Pid))
+		fields = strings.Fields(stat[strings.LastIndexByte(stat, ')')+1:])
+		return fields[0] == "Z"
+	})
+	return cmd.Process.Pid, fields[19]
+}
+
 func TestStatus(t *testing.T) {
 	dir := root(t)
 	l := launcher(dir)
@@ -289,6 +305,10 @@ func TestStatus(t *testing.T) {
 		return c
 	}
 	by := launched["by"].(map[string]any)
+	leader := int(process["pid"].(float64))
+	if session, err := unix.Getsid(leader); err != nil || session != leader {
+		t.Errorf("session of %d: got %d, %v, want one of its own", leader, session, err)
+	}
 	put(t, file("launch.json"), changed(launched, "by", changed(by, "start", "1")))
 	want("its launcher's pid is another process", next, handlers.LaunchGone)
 	put(t, file("launch.json"), changed(launched, "by", changed(by, "boot", "before")))
@@ -301,6 +321,9 @@ func TestStatus(t *testing.T) {
 	want("its pid is another process", next, handlers.LaunchFailed)
 	put(t, file("process.json"), changed(process, "boot", "before"))
 	want("it ran before the last boot", next, handlers.LaunchFailed)
+	pid, start := zombie(t)
+	put(t, file("process.json"), changed(changed(process, "pid", pid), "start", start))
+	want("it has ended, and nobody took notice", next, handlers.LaunchFailed)
 
 	foreign := j
 	foreign.UID = "another"
