@@ -303,6 +303,36 @@ func TestTokenIsRenewedBeforeItRunsOut(t *testing.T) {
 	})
 }
 
+// The service throttles: what a poll asks is bounded, also when nothing is as it should be.
+func TestRequestsPerPoll(t *testing.T) {
+	for name, c := range map[string]struct {
+		refuse func(r *http.Request) (int, string)
+		want   int64
+	}{
+		"quiet":           {func(*http.Request) (int, string) { return 0, "" }, 2},
+		"down":            {func(*http.Request) (int, string) { return http.StatusServiceUnavailable, "" }, 2},
+		"refuses tokens":  {func(r *http.Request) (int, string) { return http.StatusUnauthorized, "" }, 4}, // old one, new one, for each path
+		"forgets tokens":  {always("/spot/instance-action", http.StatusUnauthorized, ""), 4},               // old, token, new; the other path
+		"forgets all":     {func(r *http.Request) (int, string) { return map[string]int{http.MethodGet: 401}[r.Method], "" }, 6},
+		"announces a lot": {always("", http.StatusOK, strings.Repeat("x", 1<<20)), 2},
+	} {
+		t.Run(name, func(t *testing.T) {
+			run(t, func(m *machine) {
+				var requests atomic.Int64
+				m.disturb(func(r *http.Request) (int, string) {
+					requests.Add(1)
+					return c.refuse(r)
+				})
+				const polls = 60
+				m.pass(polls * time.Second)
+				if got, want := requests.Load(), polls*c.want; got != want {
+					t.Errorf("got %d requests in %d polls, want %d", got, polls, want)
+				}
+			})
+		})
+	}
+}
+
 // The StandIn refuses a request with two token headers, as the service does.
 func TestLostTokenIsReplaced(t *testing.T) {
 	run(t, func(m *machine) {
