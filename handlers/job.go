@@ -59,6 +59,7 @@ const (
 	CauseSigterm    = "sigterm"     // unknown: nobody said why
 	CauseLostLease  = "lost-lease"  // no heartbeat for a lease
 	CauseExit       = "exit"        // the child ended by itself
+	CauseStart      = "start"       // the command could not be started
 	CauseUnclaimed  = "unclaimed"   // nobody claimed the reservation
 	CauseNoProgress = "no-progress" // maxFruitless attempts in a row committed nothing
 	CausePerson     = "person"

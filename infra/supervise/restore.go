@@ -16,7 +16,9 @@ import (
 type resume struct {
 	path string // absolute; empty: start from nothing
 	step int64
-	ref  *handlers.Ref
+	ref  *handlers.Ref // what the attempt was restored from
+	// adopted is what the user had in the directory, committed by this attempt.
+	adopted *Unit
 }
 
 // restore brings the newest checkpoint that verifies into the directory and seals the attempts
@@ -141,7 +143,7 @@ func (s *Supervisor) adoptLocal(ctx context.Context, hold Hold) (resume, error) 
 		return resume{}, err
 	}
 	s.Log.Info("what was in the directory is the job's first checkpoint", "checkpoint", unit.Name, "step", step)
-	return resume{path: filepath.Join(s.Dir, unit.Name), step: step}, nil
+	return resume{path: filepath.Join(s.Dir, unit.Name), step: step, adopted: unit}, nil
 }
 
 // retry tries f until it works, or fails in a way that another try cannot mend, or storeTries are spent.

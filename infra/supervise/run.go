@@ -19,8 +19,11 @@ import (
 const (
 	// margin is what is kept of a window for stopping the children and writing the record.
 	margin = 2 * time.Second
-	// stopGrace is what children get between TERM and KILL.
-	stopGrace = 10 * time.Second
+	// stopGrace is what children get between TERM and KILL once they have saved, askGrace if TERM is
+	// what asks them to.
+	stopGrace, askGrace = 10 * time.Second, 2 * time.Minute
+	// killLimit is how long SIGKILL may take: a process may sleep where signals do not reach it.
+	killLimit = 10 * time.Second
 	// recordPatience is how long the end of an attempt is tried to be recorded when no deadline is
 	// nearer: only the record is missing, and whoever waits for it is served by the lease.
 	recordPatience = 2 * time.Minute
@@ -43,9 +46,12 @@ type run struct {
 	done      atomic.Bool // the trainer said that it is finished
 	cancelled bool        // by the person at the terminal
 
-	records   chan record    // what a worker learnt from the record
-	asked     chan error     // outcome of a trigger
+	records   chan record    // the newest that a worker learnt from the record
+	recorded  chan recorded  // a notice is in the record
+	answers   chan answer    // outcomes of triggers
+	kick      chan struct{}  // read the record now
 	protected chan protected // the store came back
+	quiet     func()         // ends the heartbeats
 	workers   sync.WaitGroup
 }
 
@@ -55,6 +61,7 @@ type stopping struct {
 	detail   string
 	since    time.Time
 	deadline time.Time      // zero: none
+	asking   int            // triggers that have not answered yet
 	asked    bool           // the trainer was asked for a checkpoint
 	notice   *events.Notice // nil: a signal
 	seq      int            // of the record that has the notice; 0: not written yet
@@ -64,7 +71,18 @@ type stopping struct {
 type record struct {
 	job handlers.Job
 	err error
-	seq int // not 0: the notice under way is in the record as of this transition
+}
+
+// recorded says that a notice is in the record, as of a transition.
+type recorded struct {
+	notice events.Notice
+	job    handlers.Job
+}
+
+// answer is what became of a trigger that was fired for stop (nil: for no stop).
+type answer struct {
+	stop *stopping
+	err  error
 }
 
 type protected struct {
@@ -76,7 +94,8 @@ func (r *run) supervise(ctx context.Context, hold Hold, job handlers.Job) (int, 
 	ctx, cancel := context.WithCancel(ctx)
 	defer r.workers.Wait()
 	defer cancel()
-	r.records, r.asked, r.protected = make(chan record, 4), make(chan error, 4), make(chan protected, 1)
+	r.records, r.recorded, r.answers = make(chan record, 1), make(chan recorded, 16), make(chan answer, 16)
+	r.kick, r.protected, r.quiet = make(chan struct{}, 1), make(chan protected, 1), func() {}
 
 	var from resume
 	var late *events.Notice
@@ -84,21 +103,12 @@ func (r *run) supervise(ctx context.Context, hold Hold, job handlers.Job) (int, 
 		r.attach(ctx, hold, job)
 		late = r.late(ctx)
 		var err error
-		if from, err = r.restore(ctx, hold); err != nil {
+		if from, err = r.restoring(ctx, hold); err != nil {
 			return r.abandon(ctx, err)
 		}
 	} else {
 		r.work(func() { r.reclaim(ctx) })
 	}
-	sock, err := Listen(r.socketPath(), Callbacks{
-		Saved: func(Saved) { r.saver.look() },
-		Done:  func() { r.done.Store(true) },
-	})
-	if err != nil {
-		return r.abandon(ctx, err)
-	}
-	defer func() { _ = sock.Close() }()
-	r.sock = sock
 	watcher, err := WatchDir(r.Dir)
 	if err != nil {
 		return r.abandon(ctx, err)
@@ -109,6 +119,15 @@ func (r *run) supervise(ctx context.Context, hold Hold, job handlers.Job) (int, 
 		return r.abandon(ctx, err)
 	}
 	r.saver.ignore(there)
+	sock, err := Listen(r.socketPath(), Callbacks{
+		Saved: func(Saved) { r.saver.look() },
+		Done:  func() { r.done.Store(true) },
+	})
+	if err != nil {
+		return r.abandon(ctx, err)
+	}
+	defer func() { _ = sock.Close() }()
+	r.sock = sock
 	r.child, err = StartChild(Spec{
 		Argv: r.Argv, Env: r.environment(job, from, r.sock.Path()),
 		Stdin: os.Stdin, Stdout: os.Stdout, Stderr: os.Stderr,
@@ -118,7 +137,7 @@ func (r *run) supervise(ctx context.Context, hold Hold, job handlers.Job) (int, 
 	}
 	r.work(func() { r.saver.run(ctx) })
 	if hold != nil {
-		r.saver.protect(hold, from.ref)
+		r.saver.protect(hold, from)
 	}
 	if late != nil {
 		if e, err := notice.Event(*late, time.Now()); err == nil {
@@ -126,6 +145,50 @@ func (r *run) supervise(ctx context.Context, hold Hold, job handlers.Job) (int, 
 		}
 	}
 	return r.loop(ctx)
+}
+
+// restoring is restore, for as long as nobody asks to stop.
+func (r *run) restoring(ctx context.Context, hold Hold) (from resume, err error) {
+	ctx, cancel := context.WithCancel(ctx)
+	defer cancel()
+	type outcome struct {
+		from resume
+		err  error
+	}
+	done := make(chan outcome, 1)
+	r.work(func() {
+		from, err := r.restore(ctx, hold)
+		done <- outcome{from, err}
+	})
+	for {
+		select {
+		case o := <-done:
+			return o.from, o.err
+		case sig := <-r.Signals:
+			if sig == syscall.SIGTERM || sig == syscall.SIGINT {
+				r.cancelled = sig == syscall.SIGINT
+				r.stop = &stopping{cause: handlers.CauseSigterm, detail: sig.String() + " while restoring"}
+			}
+		case e := <-r.Notices:
+			n, err := events.Decode[events.Notice](e)
+			if err == nil && !n.Cancelled && n.Kind.Effect() == events.EffectStop {
+				r.stop = &stopping{cause: string(n.Kind), detail: fmt.Sprintf("%s of %s", n.Kind, n.Node()), notice: &n}
+			}
+		case rec := <-r.records:
+			if errors.Is(rec.err, handlers.ErrSuperseded) {
+				r.job = rec.job
+				cancel()
+				<-done
+				return from, rec.err
+			}
+		}
+		if r.stop != nil {
+			r.Log.Warn("asked to stop while restoring; the command is not started", "why", r.stop.detail)
+			cancel()
+			<-done
+			return from, errStopped
+		}
+	}
 }
 
 // loop is the life of the child.
@@ -149,36 +212,47 @@ func (r *run) loop(ctx context.Context) (int, error) {
 			}
 			r.hear(ctx, n, &e)
 		case <-r.Wake:
-			r.work(func() { r.beat(ctx) })
+			r.look()
 		case rec := <-r.records:
 			if errors.Is(rec.err, handlers.ErrSuperseded) {
 				return r.superseded(ctx, rec.job)
 			}
 			r.learn(ctx, rec)
+		case rec := <-r.recorded:
+			r.Tell(rec.job)
+			if r.stop != nil && r.stop.notice != nil && events.SameNotice(*r.stop.notice, rec.notice) {
+				r.stop.seq = rec.job.Seq
+			}
 		case p := <-r.protected:
 			r.attach(ctx, p.hold, p.job)
-			r.saver.protect(p.hold, nil)
-		case err := <-r.asked:
-			if r.stop == nil {
+			r.saver.protect(p.hold, resume{})
+		case a := <-r.answers:
+			if r.stop == nil || a.stop != r.stop {
 				continue
 			}
-			if r.stop.asked = err == nil; err != nil && !r.Keep {
-				r.Log.Info("the command cannot be asked for a checkpoint; it is stopped, and what it leaves is made durable", "why", err)
+			r.stop.asking--
+			r.stop.asked = r.stop.asked || a.err == nil
+			if !r.stop.asked && r.stop.asking == 0 && !r.keeps() {
+				r.Log.Info("the command cannot be asked for a checkpoint; it is stopped, and what it leaves is made durable", "why", a.err)
 				return r.handOver(ctx)
 			}
 		case s := <-r.saver.durable:
 			if s.err != nil {
 				return r.superseded(ctx, r.job)
 			}
-			r.work(func() { r.beat(ctx) }) // passes on the event of the commit
-			if r.stop != nil && r.stop.asked && !s.seen.Before(r.stop.since) {
-				if !r.Keep || r.stop.notice == nil {
+			r.look() // passes on the event of the commit
+			if r.stop != nil && r.stop.asked && s.answers(r.stop.since) {
+				if !r.keeps() {
 					return r.handOver(ctx)
 				}
 				r.stop = nil
 			}
 		case <-r.lastMoment():
 			newest := r.saver.state()
+			if r.keeps() {
+				r.stop = nil
+				continue
+			}
 			if r.stop.notice == nil || newest == nil || newest.durable {
 				return r.handOver(ctx)
 			}
@@ -203,6 +277,7 @@ func (r *run) late(ctx context.Context) *events.Notice {
 // attach takes up the hold: heartbeats, notices, commits.
 func (r *run) attach(ctx context.Context, hold Hold, job handlers.Job) {
 	r.hold, r.job, r.heard = hold, job, job.Seen
+	ctx, r.quiet = context.WithCancel(ctx)
 	r.work(func() {
 		tick := time.NewTicker(r.Lease / 3)
 		defer tick.Stop()
@@ -211,28 +286,35 @@ func (r *run) attach(ctx context.Context, hold Hold, job handlers.Job) {
 			case <-ctx.Done():
 				return
 			case <-tick.C:
-				r.beat(ctx)
+			case <-r.kick:
 			}
+			r.beat(ctx, hold)
 		}
 	})
 }
 
-// beat sends one heartbeat and passes on what the record says.
-func (r *run) beat(ctx context.Context) {
-	if r.hold == nil {
-		return
+// look asks for a heartbeat now, which also reads the record.
+func (r *run) look() {
+	select {
+	case r.kick <- struct{}{}:
+	default:
 	}
-	ctx, cancel := context.WithTimeout(ctx, r.Lease)
-	defer cancel()
-	job, err := r.hold.Beat(ctx)
-	r.pass(ctx, record{job: job, err: err})
 }
 
-func (r *run) pass(ctx context.Context, rec record) {
-	select {
-	case r.records <- rec:
-	case <-ctx.Done():
+// beat sends one heartbeat and leaves what the record says for whoever looks; only the newest counts,
+// and nobody is waited for.
+func (r *run) beat(ctx context.Context, hold Hold) {
+	limited, cancel := context.WithTimeout(ctx, r.Lease)
+	defer cancel()
+	job, err := hold.Beat(limited)
+	if ctx.Err() != nil {
+		return
 	}
+	select {
+	case <-r.records:
+	default:
+	}
+	r.records <- record{job: job, err: err}
 }
 
 // learn compares the record with what this process knows.
@@ -243,15 +325,13 @@ func (r *run) learn(ctx context.Context, rec record) {
 	}
 	r.job = rec.job
 	r.Tell(rec.job)
-	if rec.seq > 0 && r.stop != nil {
-		r.stop.seq = rec.seq
-	}
 	for _, n := range rec.job.Seen {
 		r.hear(ctx, n, nil)
 	}
 	if r.stop != nil && r.stop.notice != nil && r.stop.seq > 0 && rec.job.Seq > r.stop.seq && rec.job.State == handlers.Running {
 		r.Log.Info("the notice is void; going on", "why", rec.job.Detail)
 		r.stop = nil
+		r.sock.Announce(Notice{Kind: "void", Action: ActionNone})
 	}
 }
 
@@ -269,8 +349,8 @@ func (r *run) hear(ctx context.Context, n events.Notice, e *events.Event) {
 		return
 	}
 	if n.Cancelled {
-		if r.stop != nil && r.stop.notice != nil && events.SameNotice(*r.stop.notice, n) {
-			r.Log.Info("the notice was withdrawn", "kind", n.Kind)
+		if r.stop != nil && r.stop.notice != nil && n.Kind.Effect() == events.EffectStop {
+			r.Log.Info("a notice was withdrawn", "kind", n.Kind)
 			r.stop = nil
 			r.sock.Announce(Notice{Kind: string(n.Kind), Action: ActionNone})
 			r.standing(ctx)
@@ -279,7 +359,8 @@ func (r *run) hear(ctx context.Context, n events.Notice, e *events.Event) {
 		r.react(ctx, n)
 	}
 	if e != nil && r.hold != nil {
-		r.work(func() { r.record(ctx, *e) })
+		hold := r.hold
+		r.work(func() { r.record(ctx, hold, n, *e) })
 	}
 }
 
@@ -287,7 +368,7 @@ func (r *run) hear(ctx context.Context, n events.Notice, e *events.Event) {
 func (r *run) standing(ctx context.Context) {
 	for _, n := range r.heard {
 		withdrawn := slices.ContainsFunc(r.heard, func(other events.Notice) bool { return other.Cancelled && events.SameNotice(other, n) })
-		if !withdrawn && !n.Cancelled && n.Kind.Effect() == events.EffectStop {
+		if !withdrawn && !n.Cancelled && n.Kind.Effect() == events.EffectStop && (n.Deadline == nil || time.Now().Before(*n.Deadline)) {
 			r.react(ctx, n)
 		}
 	}
@@ -296,51 +377,59 @@ func (r *run) standing(ctx context.Context) {
 // react asks for a checkpoint before anything else: the record can wait.
 func (r *run) react(ctx context.Context, n events.Notice) {
 	stop := n.Kind.Effect() == events.EffectStop || r.StopSoft
-	deadline := time.Time{}
+	deadline, left := time.Time{}, "unknown"
 	if n.Deadline != nil {
 		deadline = *n.Deadline
-	}
-	r.ask(ctx, string(n.Kind), deadline, stop && !r.Keep)
-	left := "unknown"
-	if !deadline.IsZero() {
 		left = time.Until(deadline).Round(100 * time.Millisecond).String()
 	}
-	r.Log.Warn("notice", "kind", n.Kind, "node", n.Node().String(), "left", left)
-	if !stop {
-		return
-	}
-	if r.stop == nil {
+	if stop && r.stop == nil {
 		r.stop = &stopping{cause: string(n.Kind), detail: fmt.Sprintf("%s of %s", n.Kind, n.Node()), since: time.Now(), deadline: deadline, notice: &n}
-	} else if !deadline.IsZero() && (r.stop.deadline.IsZero() || deadline.Before(r.stop.deadline)) {
+	} else if stop && !deadline.IsZero() && (r.stop.deadline.IsZero() || deadline.Before(r.stop.deadline)) {
 		r.stop.deadline = deadline
 	}
+	r.ask(ctx, string(n.Kind), deadline)
+	r.Log.Warn("notice", "kind", n.Kind, "node", n.Node().String(), "left", left)
 }
 
+// keeps reports whether the command goes on after the checkpoint that is under way.
+func (r *run) keeps() bool { return r.Keep && r.stop != nil && r.stop.notice != nil }
+
 // ask fires the trigger.
-func (r *run) ask(ctx context.Context, kind string, deadline time.Time, stop bool) {
-	action := ActionCheckpoint
-	if stop {
-		action = ActionCheckpointStop
+func (r *run) ask(ctx context.Context, kind string, deadline time.Time) {
+	stop, action := r.stop, ActionCheckpoint
+	if stop != nil {
+		stop.asking++
+		if !r.keeps() {
+			action = ActionCheckpointStop
+		}
 	}
 	notice := Notice{Kind: kind, Deadline: deadline, Action: action}
+	target := Target{PID: r.child.PID(), Socket: r.sock, Notice: notice}
 	r.work(func() {
-		how, err := r.Trigger.Fire(ctx, Target{PID: r.child.PID(), Socket: r.sock, Notice: notice})
+		how, err := r.Trigger.Fire(ctx, target)
 		if err == nil {
 			r.Log.Info("asked for a checkpoint", "how", how)
 		}
 		select {
-		case r.asked <- err:
+		case r.answers <- answer{stop, err}:
 		case <-ctx.Done():
 		}
 	})
 }
 
 // record writes a notice that was heard here into the job record, until it is there.
-func (r *run) record(ctx context.Context, e events.Event) {
+func (r *run) record(ctx context.Context, hold Hold, n events.Notice, e events.Event) {
 	for pause := retryMin; ; pause = min(2*pause, retryMax) {
-		job, err := r.hold.Notice(ctx, e)
-		if err == nil || errors.Is(err, handlers.ErrSuperseded) {
-			r.pass(ctx, record{job: job, err: err, seq: job.Seq})
+		job, err := hold.Notice(ctx, e)
+		if errors.Is(err, handlers.ErrSuperseded) {
+			r.look()
+			return
+		}
+		if err == nil {
+			select {
+			case r.recorded <- recorded{n, job}:
+			case <-ctx.Done():
+			}
 			return
 		}
 		select {
@@ -361,8 +450,8 @@ func (r *run) signal(ctx context.Context, sig os.Signal) bool {
 		deadline := time.Now().Add(r.Grace)
 		r.Log.Warn("SIGTERM: checkpoint now, cause unknown", "grace", r.Grace)
 		if r.stop == nil {
-			r.stop = &stopping{cause: handlers.CauseSigterm, detail: "SIGTERM", since: time.Now()}
-			r.ask(ctx, handlers.CauseSigterm, deadline, true)
+			r.stop = &stopping{cause: handlers.CauseSigterm, detail: "SIGTERM", since: time.Now(), deadline: deadline}
+			r.ask(ctx, handlers.CauseSigterm, deadline)
 		}
 		if r.stop.deadline.IsZero() || deadline.Before(r.stop.deadline) {
 			r.stop.deadline = deadline
@@ -381,12 +470,26 @@ func (r *run) signal(ctx context.Context, sig os.Signal) bool {
 	return false
 }
 
-// lastMoment fires when the window is nearly over.
-func (r *run) lastMoment() <-chan time.Time {
+// by returns when of a window so many reserves are left; zero if there is no window. A reserve is
+// what ending takes: two from the end the children are stopped, one from the end they are killed, half
+// a one is for the last upload, and the rest is the record's.
+func (r *run) by(reserves float64) time.Time {
 	if r.stop == nil || r.stop.deadline.IsZero() {
+		return time.Time{}
+	}
+	reserve := min(margin, r.stop.deadline.Sub(r.stop.since)/5)
+	return r.stop.deadline.Add(-time.Duration(reserves * float64(reserve)))
+}
+
+// lastMoment fires when the window is nearly over.
+func (r *run) lastMoment() <-chan time.Time { return at(r.by(2)) }
+
+// at fires at t, and never if there is no t.
+func at(t time.Time) <-chan time.Time {
+	if t.IsZero() {
 		return nil
 	}
-	return time.After(time.Until(r.stop.deadline) - margin)
+	return time.After(time.Until(t))
 }
 
 // left says how much of the window is left.

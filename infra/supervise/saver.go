@@ -32,11 +32,27 @@ type saver struct {
 	mu      sync.Mutex
 	hold    Hold // nil: not protected yet
 	base    *handlers.Ref
-	known   map[string]stamp // units that need no look any more: there at the start, committed, or passed over
-	renamed map[string]stamp // what was renamed into place, as it was then
-	newest  *saved           // newest complete unit seen since the start
-	steps   map[int64]bool   // committed by this attempt
-	last    int64            // largest step known
+	known   map[string]stamp  // units that need no look any more: there at the start, committed, or passed over
+	renamed map[string]stamp  // what was renamed into place, as it was then
+	newest  *saved            // newest complete unit seen since the start
+	steps   map[int64]version // what this attempt commits under which step
+	done    map[int64]bool    // steps that are durable
+	last    int64             // largest step known
+}
+
+// version is one version of one unit.
+type version struct {
+	name string
+	stamp
+}
+
+func (u Unit) version() version { return version{u.Name, u.stamp()} }
+
+// answers reports whether s was saved after somebody asked at the time since. The tolerance is for
+// file systems whose clock is not this machine's.
+func (s saved) answers(since time.Time) bool {
+	const tolerance = 2 * time.Second
+	return !s.seen.Before(since) && s.unit.ModTime.After(since.Add(-tolerance))
 }
 
 // saved is a complete checkpoint and what became of it.
@@ -62,16 +78,19 @@ func newSaver(dir string, scanner Scanner, watcher *Watcher, transfer Transfer, 
 	return &saver{
 		dir: dir, scanner: scanner, watcher: watcher, transfer: transfer, writers: writers, log: log,
 		kick: make(chan struct{}, 1), flushes: make(chan chan error), durable: make(chan saved, 16),
-		known: map[string]stamp{}, renamed: map[string]stamp{}, steps: map[int64]bool{}, last: -1,
+		known: map[string]stamp{}, renamed: map[string]stamp{}, steps: map[int64]version{}, done: map[int64]bool{}, last: -1,
 	}
 }
 
 // protect gives the saver the hold through which it commits. What is complete already is committed next.
-func (s *saver) protect(hold Hold, base *handlers.Ref) {
+func (s *saver) protect(hold Hold, from resume) {
 	s.mu.Lock()
-	s.hold, s.base = hold, base
-	if base != nil {
-		s.last = max(s.last, base.Step)
+	s.hold, s.base = hold, from.ref
+	if from.path != "" {
+		s.last = max(s.last, from.step)
+	}
+	if from.adopted != nil {
+		s.steps[from.step], s.done[from.step] = from.adopted.version(), true
 	}
 	s.mu.Unlock()
 	s.look()
@@ -207,7 +226,7 @@ func (s *saver) flushAll(ctx context.Context) error {
 			return err
 		}
 		after := s.state()
-		if after == nil || before != nil && before.unit.stamp() == after.unit.stamp() && before.durable == after.durable {
+		if after == nil || before != nil && before.unit.version() == after.unit.version() && before.durable == after.durable {
 			return nil
 		}
 	}
@@ -266,14 +285,11 @@ func (s *saver) sweep(ctx context.Context) (pending bool, err error) {
 	for _, u := range found[:len(found)-1] { // the newest one is worth the window
 		s.known[u.Name] = u.stamp()
 	}
-	step := unit.Step
-	if step < 0 {
-		step = s.last + 1
+	if s.newest == nil || s.newest.unit.version() != unit.version() {
+		s.newest = &saved{unit: unit, step: s.number(unit), seen: time.Now()}
 	}
+	step := s.newest.step
 	s.last = max(s.last, step)
-	if s.newest == nil || s.newest.unit.Name != unit.Name || s.newest.unit.stamp() != unit.stamp() {
-		s.newest = &saved{unit: unit, step: step, seen: time.Now()}
-	}
 	hold := s.hold
 	s.mu.Unlock()
 	if hold == nil {
@@ -284,6 +300,16 @@ func (s *saver) sweep(ctx context.Context) (pending bool, err error) {
 	}
 	s.look() // something newer may have come meanwhile
 	return pending, nil
+}
+
+// number returns the step of a unit: what its name or content says, unless another version has that
+// number already or nothing says one; then the next.
+func (s *saver) number(u Unit) int64 {
+	have, taken := s.steps[u.Step]
+	if u.Step < 0 || taken && have != u.version() {
+		return s.last + 1
+	}
+	return u.Step
 }
 
 // scan lists the units in the directory. settled: nobody is writing there.
@@ -298,16 +324,18 @@ func (s *saver) scan(settled bool) ([]Unit, error) {
 // commit captures one unit and uploads it until it is durable, superseded, or pulled away.
 func (s *saver) commit(ctx context.Context, hold Hold, unit Unit, step int64) error {
 	s.mu.Lock()
-	done := s.steps[step]
+	done := s.done[step]
+	s.steps[step] = unit.version()
 	seen := s.newest.seen
 	base := s.base
 	s.mu.Unlock()
 	if done {
-		s.finish(unit, step, nil)
+		s.finish(unit, step, true)
 		return nil
 	}
 	captured, err := Capture(s.dir, unit.Name, unit.Files)
 	if err != nil {
+		s.forget(step)
 		return err
 	}
 	defer func() {
@@ -328,17 +356,18 @@ func (s *saver) commit(ctx context.Context, hold Hold, unit Unit, step int64) er
 		switch {
 		case err == nil:
 			result := saved{unit: unit, step: step, seen: seen, durable: true, took: time.Since(seen)}
-			s.finish(unit, step, &result)
+			s.finish(unit, step, true)
 			s.log.Info("checkpoint is durable", "checkpoint", unit.Name, "step", step, "bytes", unit.Bytes, "took", result.took.Round(time.Millisecond))
 			s.report(ctx, result)
 			return nil
 		case errors.Is(err, handlers.ErrSuperseded), ctx.Err() != nil:
 			return err
 		case errors.Is(err, ErrChanged):
+			s.forget(step)
 			return fmt.Errorf("%s changed while it was uploaded; it is looked at again: %w", unit.Name, err)
 		case errors.Is(err, handlers.ErrInvalid), errors.Is(err, handlers.ErrPermanent):
 			s.log.Error("this checkpoint cannot be made durable", "checkpoint", unit.Name, "step", step, "error", err)
-			s.finish(unit, step, nil)
+			s.finish(unit, step, false)
 			return nil
 		}
 		s.log.Warn("checkpoint is not durable yet; trying again", "checkpoint", unit.Name, "step", step, "in", pause, "error", err)
@@ -351,17 +380,24 @@ func (s *saver) commit(ctx context.Context, hold Hold, unit Unit, step int64) er
 	}
 }
 
-// finish notes that a unit needs no look any more; result is nil if it did not become durable.
-func (s *saver) finish(unit Unit, step int64, result *saved) {
+// finish notes that a unit needs no look any more.
+func (s *saver) finish(unit Unit, step int64, durable bool) {
 	s.mu.Lock()
 	defer s.mu.Unlock()
 	s.known[unit.Name] = unit.stamp()
-	if result != nil {
-		s.steps[step] = true
+	if durable {
+		s.done[step] = true
 	}
-	if s.newest != nil && s.newest.unit.Name == unit.Name && s.newest.step == step {
-		s.newest.durable = result != nil || s.steps[step]
+	if s.newest != nil && s.newest.unit.version() == unit.version() && s.newest.step == step {
+		s.newest.durable = durable
 	}
+}
+
+// forget gives a step free again: nothing was committed under it.
+func (s *saver) forget(step int64) {
+	s.mu.Lock()
+	defer s.mu.Unlock()
+	delete(s.steps, step)
 }
 
 func (s *saver) report(ctx context.Context, r saved) {

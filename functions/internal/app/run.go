@@ -138,7 +138,9 @@ func Run(ctx context.Context, s Settings, o RunOptions) (int, error) {
 		Log:      s.Log,
 	}
 	code, err := sup.Run(ctx)
-	if c, openErr := opener.open(ctx); openErr == nil && (err != nil || code != supervise.ExitPreempted) {
+	if c, openErr := opener.open(ctx); openErr == nil && err == nil && code != supervise.ExitPreempted && code != supervise.ExitNotDurable {
+		ctx, cancel := context.WithTimeout(ctx, publishLimit)
+		defer cancel()
 		_ = c.Unregister(ctx, node, o.Job) // a hint: whoever reads it checks the record
 	}
 	return code, err
