@@ -54,7 +54,7 @@ func (j Job) StartInPlace(c Claim, leaseOver bool, now time.Time) (Job, error) {
 	}
 	switch {
 	case j.State.Terminal():
-		return j, fmt.Errorf("%w: %s %s", ErrEnded, j.Name, j.State)
+		return j, fmt.Errorf("%w: %s %s; `reprieve jobs retry %s` starts it again", ErrEnded, j.Name, j.State, j.Name)
 	case j.State.Reserved():
 		return j, fmt.Errorf("%w: attempt %d of %s", ErrReserved, j.Attempt, j.Name)
 	case j.State.Live() && !leaseOver:

@@ -14,7 +14,7 @@ import (
 )
 
 func checkpointsCommand(g *globals) *cobra.Command {
-	cmd := &cobra.Command{Use: "checkpoints", Short: "List the checkpoints of a job", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "checkpoints", Short: "List the checkpoints of a job", RunE: group}
 	cmd.AddCommand(&cobra.Command{
 		Use: "list JOB", Short: "List the checkpoints that the job can resume from, newest first", Args: jobArg,
 		RunE: func(cmd *cobra.Command, args []string) error {

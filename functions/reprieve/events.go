@@ -18,7 +18,7 @@ import (
 
 func eventsCommand(g *globals) *cobra.Command {
 	var fromStart bool
-	cmd := &cobra.Command{Use: "events", Short: "Look at the events on the bus", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "events", Short: "Look at the events on the bus", RunE: group}
 	tail := &cobra.Command{
 		Use: "tail", Short: "Print events as they come, until interrupted", Args: cobra.NoArgs,
 		RunE: func(cmd *cobra.Command, _ []string) error {
@@ -68,7 +68,7 @@ func printEvent(w io.Writer, output string, m bus.Message) error {
 }
 
 func noticeCommand(g *globals) *cobra.Command {
-	cmd := &cobra.Command{Use: "notice", Short: "Parse native notices, or send one as a drill", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "notice", Short: "Parse native notices, or send one as a drill", RunE: group}
 	cmd.AddCommand(noticeParse(g), noticeSend(g))
 	return cmd
 }

@@ -171,6 +171,14 @@ func exact(root *cobra.Command, err error) error {
 	return err
 }
 
+// group is what a command does that only has commands below it.
+func group(cmd *cobra.Command, args []string) error {
+	if len(args) > 0 {
+		return usage(cmd, fmt.Errorf("unknown command %q", args[0]))
+	}
+	return cmd.Help()
+}
+
 // jobArg is cobra.Args for commands about one job.
 func jobArg(cmd *cobra.Command, args []string) error {
 	if len(args) != 1 {

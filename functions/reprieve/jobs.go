@@ -15,7 +15,7 @@ import (
 )
 
 func jobsCommand(g *globals) *cobra.Command {
-	cmd := &cobra.Command{Use: "jobs", Short: "List, show, submit, cancel and retry jobs", Args: cobra.NoArgs}
+	cmd := &cobra.Command{Use: "jobs", Short: "List, show, submit, cancel and retry jobs", RunE: group}
 	cmd.AddCommand(jobsList(g), jobsShow(g), jobsSubmit(g),
 		jobsChange(g, "cancel", "End a job; its supervisor stops the command within a heartbeat",
 			func(j handlers.Job) (handlers.Job, error) { return j.Cancel("reprieve jobs cancel", time.Now()) }),

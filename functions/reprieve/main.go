@@ -46,7 +46,6 @@ On the node:   reprieve run --job J --store URL --checkpoint-dir D -- COMMAND
 Anywhere:      reprieve serve --store URL --bus nats+embedded://
 See it work:   reprieve demo`,
 		SilenceUsage: true, SilenceErrors: true,
-		Args: cobra.NoArgs,
 		PersistentPreRunE: func(cmd *cobra.Command, _ []string) error {
 			return g.load(cmd)
 		},

@@ -80,7 +80,11 @@ func (r *run) close(ctx context.Context) (int, error) {
 			return r.hold.Cancel(ctx, "cancelled at its terminal")
 		})
 	case stopped && !(r.done.Load() && exit.Code == 0):
-		return r.conclude(ctx, r.preemptedCode(), func(ctx context.Context) (handlers.Job, error) {
+		code := r.preemptedCode()
+		if err != nil {
+			code = ExitNotDurable // nobody knows what the last look would have found
+		}
+		return r.conclude(ctx, code, func(ctx context.Context) (handlers.Job, error) {
 			return r.hold.Interrupt(ctx, r.stop.cause, r.stop.detail)
 		})
 	}

@@ -267,9 +267,11 @@ func (s *saver) sweep(ctx context.Context) (pending bool, err error) {
 		return true, err
 	}
 	var found []Unit
+	numbered := slices.ContainsFunc(units, func(u Unit) bool { return u.Step >= 0 })
 	s.mu.Lock()
 	for _, u := range units {
 		switch {
+		case numbered && u.Step < 0: // best, last: copies or links of what has a number
 		case s.known[u.Name] == u.stamp():
 		case !u.Complete:
 			pending = pending || time.Since(u.ModTime) < fresh
@@ -306,6 +308,9 @@ func (s *saver) sweep(ctx context.Context) (pending bool, err error) {
 // number already or nothing says one; then the next.
 func (s *saver) number(u Unit) int64 {
 	have, taken := s.steps[u.Step]
+	if taken && have != u.version() {
+		s.log.Warn("another checkpoint has this step already; it gets the next number", "checkpoint", u.Name, "step", u.Step, "number", s.last+1)
+	}
 	if u.Step < 0 || taken && have != u.version() {
 		return s.last + 1
 	}

@@ -211,5 +211,9 @@ func ancestor(pid int) bool {
 }
 
 func (s *Supervisor) socketPath() string {
-	return filepath.Join(s.State, s.Job+"-"+strconv.Itoa(os.Getpid())+".sock")
+	path := filepath.Join(s.State, strconv.Itoa(os.Getpid())+".sock")
+	if len(path) > maxSocketPath {
+		path = filepath.Join(os.TempDir(), "reprieve-"+strconv.Itoa(os.Getpid())+".sock")
+	}
+	return path
 }

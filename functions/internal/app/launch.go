@@ -5,6 +5,7 @@ import (
 	"fmt"
 	"os"
 	"path/filepath"
+	"strings"
 
 	"github.com/reprieve-dev/reprieve/handlers"
 	"github.com/reprieve-dev/reprieve/infra/launch"
@@ -17,8 +18,18 @@ type launchers map[string]handlers.Launcher
 // Launchers returns the launchers of this version.
 func (s Settings) Launchers(storeUID string) handlers.Launcher {
 	return launchers{
-		"local": local.New(local.Config{Root: s.LocalRoot(), StoreUID: storeUID, Env: os.Environ(), Log: s.Log}),
+		"local": local.New(local.Config{Root: s.LocalRoot(), StoreUID: storeUID, Env: s.inherited(), Log: s.Log}),
 	}
+}
+
+// inherited is what launched nodes see: the environment, and the settings that they have to share,
+// however those were given here.
+func (s Settings) inherited() []string {
+	env := append(os.Environ(), "REPRIEVE_STORE="+s.Store, "REPRIEVE_LEASE="+s.Lease.String(), "REPRIEVE_STATE_DIR="+s.StateDir)
+	if strings.HasPrefix(s.Bus, "nats://") || strings.HasPrefix(s.Bus, "tls://") {
+		env = append(env, "REPRIEVE_BUS="+s.Bus)
+	}
+	return env
 }
 
 // LocalRoot is where the nodes of the local launcher live.

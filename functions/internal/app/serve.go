@@ -53,6 +53,9 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	defer func() { _ = b.Close() }()
 
+	if embedded, ok := b.(*nats.Bus); ok && embedded.ClientURL() != "" {
+		s.Bus = embedded.ClientURL() // where the nodes that are launched here reach it
+	}
 	listener, err := (&net.ListenConfig{}).Listen(ctx, "tcp", s.Listen)
 	if err != nil {
 		return fmt.Errorf("%w: --listen %s: %w", handlers.ErrInvalid, s.Listen, err)
@@ -89,7 +92,13 @@ func (s *Server) Run(ctx context.Context) error {
 	}
 	ctx, stop := context.WithCancelCause(ctx)
 	defer stop(nil)
-	runner := &bus.Runner{Bus: b, Log: s.Log, Settle: c.Published, Count: metrics.Count}
+	settle := func(ctx context.Context, evs []events.Event) error {
+		for _, e := range evs {
+			s.Log.Info("published", "type", e.Type(), "job", e.Subject(), "data", string(e.Data()))
+		}
+		return c.Published(ctx, evs)
+	}
+	runner := &bus.Runner{Bus: b, Log: s.Log, Settle: settle, Count: metrics.Count}
 	var workers sync.WaitGroup
 	defer workers.Wait()
 	for name, consumer := range consumers {
@@ -111,12 +120,8 @@ func (s *Server) Run(ctx context.Context) error {
 			stop(fmt.Errorf("%w: serve HTTP: %w", handlers.ErrUnavailable, err))
 		}
 	})
-	up := Endpoints{HTTP: "http://" + listener.Addr().String(), Bus: s.Bus}
-	if embedded, ok := b.(*nats.Bus); ok && embedded.ClientURL() != "" {
-		up.Bus = embedded.ClientURL()
-	}
 	if s.Up != nil {
-		s.Up(up)
+		s.Up(Endpoints{HTTP: "http://" + listener.Addr().String(), Bus: s.Bus})
 	}
 	<-ctx.Done()
 	s.Log.Info("stopping")
