@@ -97,16 +97,17 @@ type explorer struct {
 	eventIDs map[string]uint32
 	events   []events.Event
 
-	visited map[uint64]struct{}
+	visited map[uint64]uint64   // hash: budget
+	more    map[uint64][]uint64 // hash: other budgets
 	endings map[uint64]struct{} // worlds from which the job is known to end
-	trace   []string
+	trace   []line
 	report  Report
 	limit   int
 }
 
 func newExplorer(sc Scenario) (*explorer, *state) {
 	x := &explorer{scenario: sc, roots: map[string]*root{}, contents: map[uint64]*content{}, eventIDs: map[string]uint32{},
-		visited: map[uint64]struct{}{}, endings: map[uint64]struct{}{}, port: &port{}}
+		visited: map[uint64]uint64{}, more: map[uint64][]uint64{}, endings: map[uint64]struct{}{}, port: &port{}}
 	x.catalog = &catalog.Catalog{Store: remote{x}, Now: remote{x}.now}
 	add := func(n int, kind slotKind, name string) {
 		for i := range n {
@@ -133,10 +134,11 @@ func (x *explorer) name(i int) string { return x.slots[i].id }
 
 func (x *explorer) stageOf(s *state, i int) *stage { return &s.processes[i].at.root.stage }
 
+var consumers = map[string]slotKind{events.TypeJobInterrupted: resumer, events.TypeNodeNotice: noticer, events.TypeNodeNoticeCancelled: noticer}
+
 // slotFor returns a slot that consumes events of a type, -1 if none does.
 func (x *explorer) slotFor(typ string) int {
-	kind := map[string]slotKind{events.TypeJobInterrupted: resumer, events.TypeNodeNotice: noticer, events.TypeNodeNoticeCancelled: noticer}
-	want, wanted := kind[typ]
+	want, wanted := consumers[typ]
 	if !wanted {
 		return -1
 	}
@@ -151,7 +153,7 @@ func Explore(sc Scenario, limit int) (report Report) {
 	started := time.Now()
 	defer func() {
 		report = x.report
-		report.States, report.Moments, report.Took = len(x.visited), x.moments, time.Since(started)
+		report.Moments, report.Took = x.moments, time.Since(started)
 		for _, r := range x.hot {
 			if r.hot != nil {
 				r.hot.stop()
@@ -162,31 +164,78 @@ func Explore(sc Scenario, limit int) (report Report) {
 			if !is {
 				panic(p)
 			}
-			report.Violation = v.what + "\n  " + strings.Join(x.trace, "\n  ")
+			report.Violation = v.what + x.schedule()
 		}
 	}()
 	if sc.Prelude != nil {
-		sc.Prelude(&Setup{x: x, s: s})
+		u := &Setup{x: x, s: s}
+		sc.Prelude(u)
+		s = u.s
 	}
 	x.report.Complete = true
 	x.visit(s)
 	return x.report
 }
 
-func (x *explorer) log(format string, args ...any) {
-	x.trace = append(x.trace, fmt.Sprintf(format, args...))
+// line is one line of the schedule. It is put into words only when somebody has to read it.
+type line struct {
+	who  int // slot; -1: the text says
+	did  *op
+	res  result
+	text string
+	args []any
+}
+
+func (x *explorer) log(who int, text string, args ...any) {
+	x.trace = append(x.trace, line{who: who, text: text, args: args})
+}
+
+func (x *explorer) schedule() string {
+	var b strings.Builder
+	for _, l := range x.trace {
+		b.WriteString("\n  ")
+		if l.who >= 0 {
+			b.WriteString(x.name(l.who) + ": ")
+		}
+		switch {
+		case l.did == nil:
+			fmt.Fprintf(&b, l.text, l.args...)
+		case l.text != "":
+			b.WriteString(l.did.String() + " -> " + l.text)
+		default:
+			b.WriteString(l.did.String() + " -> " + l.res.String())
+		}
+	}
+	return b.String()
+}
+
+// known reports whether a state was visited before with at least this budget, and notes the visit.
+func (x *explorer) known(h, budget uint64) bool {
+	had, seen := x.visited[h]
+	if !seen {
+		x.visited[h] = budget
+		return false
+	}
+	if covers(had, budget) {
+		return true
+	}
+	for _, b := range x.more[h] {
+		if covers(b, budget) {
+			return true
+		}
+	}
+	x.more[h] = append(x.more[h], budget)
+	return false
 }
 
 func (x *explorer) visit(s *state) {
-	h := s.hash()
-	if _, seen := x.visited[h]; seen {
+	if x.known(s.hash(), s.budget()) {
 		return
 	}
-	if x.limit > 0 && len(x.visited) >= x.limit {
+	if x.report.States++; x.limit > 0 && x.report.States > x.limit {
 		x.report.Complete = false
 		return
 	}
-	x.visited[h] = struct{}{}
 	depth := len(x.trace)
 	x.report.Depth = max(x.report.Depth, depth)
 	if s.quiet() {
@@ -200,42 +249,83 @@ func (x *explorer) visit(s *state) {
 	})
 }
 
-// branch makes every state that can follow s.
+// branch makes every state that has to be looked at behind s. Where a process is at an operation
+// that commutes with everything that others can do from here on, it goes first: all other orders
+// lead to the same.
 func (x *explorer) branch(s *state, follow func(*state)) {
 	for i, p := range s.processes {
-		if p.life != alive {
-			continue
+		if p.life == alive && x.commutes(s, i) {
+			x.turns(s, i, follow)
+			return
 		}
-		o := p.at.op
-		follow(x.step(s, i, ok, 0))
-		if o.verb == choose {
-			if f := questionOf(o); s.left[f] > 0 {
-				n := s.clone()
-				n.left[f]--
-				follow(x.step(n, i, ok, 1))
-			}
-			continue
-		}
-		if o.verb == pause {
-			continue
-		}
-		if s.left[ambiguous] > 0 && o.writes() {
-			n := s.clone()
-			n.left[ambiguous]--
-			if n = x.step(n, i, unavailable, 1); n != nil {
-				follow(n)
-			}
-		}
-		if s.left[away] > 0 {
-			n := s.clone()
-			n.left[away]--
-			follow(x.step(n, i, unavailable, 0))
-		}
-		if s.left[crashes] > 0 && o.writes() {
-			follow(x.crash(s, i))
+	}
+	for i, p := range s.processes {
+		if p.life == alive {
+			x.turns(s, i, follow)
 		}
 	}
 	x.outside(s, follow)
+}
+
+// turns makes every state in which process i has done something, or something has happened to it.
+func (x *explorer) turns(s *state, i int, follow func(*state)) {
+	o := &s.processes[i].at.op
+	follow(x.step(s, i, ok, 0))
+	if o.verb == choose {
+		if f := questionOf(*o); s.left[f] > 0 {
+			n := s.clone()
+			n.left[f]--
+			follow(x.step(n, i, ok, 1))
+		}
+		return
+	}
+	if o.verb == pause {
+		return
+	}
+	if s.left[ambiguous] > 0 && o.writes() {
+		n := s.clone()
+		n.left[ambiguous]--
+		if n = x.step(n, i, unavailable, 1); n != nil {
+			follow(n)
+		}
+	}
+	if s.left[away] > 0 {
+		n := s.clone()
+		n.left[away]--
+		follow(x.step(n, i, unavailable, 0))
+	}
+	if s.left[crashes] > 0 && o.writes() {
+		follow(x.crash(s, i))
+	}
+}
+
+// commutes reports whether nobody else can see, or change the outcome of, what process i does next.
+func (x *explorer) commutes(s *state, i int) bool {
+	o := &s.processes[i].at.op
+	switch {
+	case o.verb == choose:
+		return true
+	case o.verb == publish: // what nobody consumes
+		return !slices.ContainsFunc(o.events, func(e events.Event) bool { return x.slotFor(e.Type()) >= 0 })
+	case strings.HasPrefix(o.key, "outbox/"):
+		return !x.mayAct(s, i, watcher)
+	case strings.HasPrefix(o.key, "jobs/j/checkpoints/"):
+		return !x.mayAct(s, i, trainer)
+	}
+	return false
+}
+
+// mayAct reports whether anybody of a kind but process i is at work, or ever will be.
+func (x *explorer) mayAct(s *state, i int, kind slotKind) bool {
+	for other, p := range s.processes[:len(s.processes)-1] {
+		if other == i || x.slots[other].kind != kind {
+			continue
+		}
+		if p.life == alive || p.life == unborn && (kind != watcher || s.left[watches] > 0) {
+			return true
+		}
+	}
+	return false
 }
 
 func questionOf(o op) fault {
@@ -250,29 +340,29 @@ func questionOf(o op) fault {
 // it would have failed anyhow. For a question number is the answer.
 func (x *explorer) step(s *state, i int, see code, number int) *state {
 	n := s.clone()
-	o := n.processes[i].at.op
+	o := &n.processes[i].at.op
 	var res result
+	said := ""
 	switch {
 	case o.verb == choose:
-		res = result{number: number, epoch: n.epoch}
-		x.log("%s: %s -> %s", x.name(i), o, [...]string{"ordinary", "yes, the rare case"}[number])
+		res.number = number
+		said = [...]string{"the ordinary answer", "THE RARE ANSWER"}[number]
 	case see == unavailable && number == 0:
-		res = result{code: unavailable, epoch: n.epoch}
-		x.log("%s: %s -> UNAVAILABLE, without effect", x.name(i), o)
+		res.code, said = unavailable, "UNAVAILABLE, without effect"
 	default:
-		x.log("%s: %s", x.name(i), o)
-		res = x.do(n, i, o)
+		at := len(x.trace)
+		x.trace = append(x.trace, line{who: i, did: o, text: "?"})
+		res = x.do(n, i, *o)
+		x.trace = x.trace[:at]
 		if see == unavailable {
 			if res.code != ok {
-				x.trace = x.trace[:len(x.trace)-1]
 				return nil
 			}
-			res = result{code: unavailable, epoch: n.epoch}
-			x.trace[len(x.trace)-1] += " -> UNAVAILABLE, but it took effect"
-		} else {
-			x.trace[len(x.trace)-1] += " -> " + res.String()
+			res, said = result{code: unavailable}, "UNAVAILABLE, but it took effect"
 		}
 	}
+	res.epoch = n.epoch
+	x.trace = append(x.trace, line{who: i, did: o, res: res, text: said})
 	x.move(n, i, res)
 	for n.processes[i].life == alive && x.local(n, i) {
 		o := n.processes[i].at.op
@@ -293,7 +383,7 @@ func (x *explorer) turn(s *state, i int) {
 		m := p.at
 		x.checkOutcome(s, i, m)
 		if m.out.what != "" {
-			x.log("%s: %s", x.name(i), m.out.what)
+			x.log(i, "%s", m.out.what)
 		}
 		if m.out.next == nil {
 			x.end(s, i, m.out.nak, exited)
@@ -323,7 +413,7 @@ func (x *explorer) end(s *state, i int, nak bool, how life) {
 func (x *explorer) crash(s *state, i int) *state {
 	n := s.clone()
 	n.left[crashes]--
-	x.log("%s: CRASHES before %s", x.name(i), n.processes[i].at.op)
+	x.log(i, "CRASHES before %s", n.processes[i].at.op)
 	x.end(n, i, true, killed)
 	return n
 }

@@ -17,7 +17,7 @@ func (x *explorer) fair(s *state) {
 		return
 	}
 	x.report.Endings++
-	x.log("---- from here on without faults")
+	x.log(-1, "---- from here on without faults")
 	n := s.clone()
 	var path []uint64
 	for round := 0; ; round++ {
@@ -60,24 +60,24 @@ func (x *explorer) round(s *state, round int) {
 	for len(s.bus) > 0 {
 		e := s.bus[0].event
 		i := x.slotFor(x.events[e-1].Type())
-		x.log("%s: is delivered %s", x.name(i), short(x.events[e-1]))
+		x.log(i, "is delivered %s", letterhead{x.events[e-1]})
 		x.deliver(s, i, e)
 		run(i)
 	}
-	for i := range s.objects {
-		if strings.HasPrefix(s.objects[i].key, "live/") {
-			s.objects[i].old = true
+	for i, o := range s.objects {
+		if strings.HasPrefix(o.key, "live/") {
+			s.objects[i] = o.aged()
 		}
 	}
 	w := x.idle(s, watcher)
-	x.log("watch: begins a pass")
+	x.log(-1, "watch: begins a pass")
 	x.born(s, w, x.watch())
 	run(w)
 	f := len(x.slots) - 1
 	begin := func(given int) {
 		x.slots[f].id = fmt.Sprint("f", round+1, "-", given)
 		s.processes[f] = process{}
-		x.log("platform: starts %s with attempt %d", x.slots[f].id, given)
+		x.log(-1, "platform: starts %s with attempt %d", x.slots[f].id, given)
 		x.supervise(s, f, given, node(100+round), "")
 		run(f)
 		s.processes[f] = process{}
@@ -110,7 +110,7 @@ func (x *explorer) traces(s *state) string {
 
 func (x *explorer) eventName(n uint32) string {
 	if e := x.events[n-1]; e.Context != nil {
-		return short(e)
+		return letterhead{e}.String()
 	}
 	for id, number := range x.eventIDs {
 		if number == n {

@@ -15,7 +15,7 @@ func TestModel(t *testing.T) {
 			r := model.Explore(sc, *limit)
 			t.Log(r)
 			if r.Violation != "" {
-				t.Fatal(r.Violation)
+				t.Fatalf("VIOLATION: %s", r.Violation)
 			}
 		})
 	}

@@ -19,7 +19,7 @@ func (x *explorer) outside(s *state, follow func(*state)) {
 				n.left[doubles]--
 				how = " again"
 			}
-			x.log("%s: is delivered %s%s", x.name(i), short(e), how)
+			x.log(i, "is delivered %s%s", letterhead{e}, how)
 			x.deliver(n, i, l.event)
 			follow(n)
 		}
@@ -27,14 +27,14 @@ func (x *explorer) outside(s *state, follow func(*state)) {
 			n := s.clone()
 			n.left[loses]--
 			n.settle(l.event, true)
-			x.log("bus: LOSES %s", short(e))
+			x.log(-1, "bus: LOSES %s", letterhead{e})
 			follow(n)
 		}
 	}
 	if i := x.idle(s, watcher); i >= 0 && s.left[watches] > 0 {
 		n := s.clone()
 		n.left[watches]--
-		x.log("watch: begins a pass")
+		x.log(-1, "watch: begins a pass")
 		x.born(n, i, x.watch())
 		follow(n)
 	}
@@ -42,8 +42,8 @@ func (x *explorer) outside(s *state, follow func(*state)) {
 		if s.left[expires] > 0 && !o.old && strings.HasPrefix(o.key, "live/") {
 			n := s.clone()
 			n.left[expires]--
-			n.objects[i].old = true
-			x.log("clock: %s gets OLD", o.key)
+			n.objects[i] = o.aged()
+			x.log(-1, "clock: %s gets OLD", o.key)
 			follow(n)
 		}
 	}
@@ -52,7 +52,7 @@ func (x *explorer) outside(s *state, follow func(*state)) {
 		if i := x.idle(s, human); i >= 0 && s.left[will] > 0 {
 			n := s.clone()
 			n.left[will]--
-			x.log("person: %s", [...]string{"CANCELS", "RETRIES"}[will-cancels])
+			x.log(-1, "person: %s", [...]string{"CANCELS", "RETRIES"}[will-cancels])
 			x.born(n, i, x.person(will))
 			follow(n)
 		}
@@ -68,7 +68,7 @@ func (x *explorer) births(s *state, follow func(*state)) {
 	for attempt, l := range s.launched {
 		if l == launchedIt {
 			n := s.clone()
-			x.log("platform: starts j-%d as %s", attempt, x.name(i))
+			x.log(-1, "platform: starts j-%d as %s", attempt, x.name(i))
 			x.supervise(n, i, attempt, node(i), "")
 			follow(n)
 		}
@@ -76,7 +76,7 @@ func (x *explorer) births(s *state, follow func(*state)) {
 	if s.left[types] > 0 {
 		n := s.clone()
 		n.left[types]--
-		x.log("person: types the command again, as %s", x.name(i))
+		x.log(-1, "person: types the command again, as %s", x.name(i))
 		x.supervise(n, i, 0, node(i), "")
 		follow(n)
 	}
@@ -85,7 +85,7 @@ func (x *explorer) births(s *state, follow func(*state)) {
 			n := s.clone()
 			n.left[restarts]--
 			given := max(p.given, p.held)
-			x.log("platform: starts %s in place of %s, attempt %d in its environment", x.name(i), x.name(before), given)
+			x.log(-1, "platform: starts %s in place of %s, attempt %d in its environment", x.name(i), x.name(before), given)
 			x.supervise(n, i, given, node(before), x.name(before))
 			follow(n)
 		}
@@ -124,7 +124,11 @@ func (x *explorer) idle(s *state, kind slotKind) int {
 	return -1
 }
 
-func short(e events.Event) string {
+// letterhead says what an event is about.
+type letterhead struct{ e events.Event }
+
+func (l letterhead) String() string {
+	e := l.e
 	text := strings.TrimPrefix(e.Type(), "dev.reprieve.")
 	if data, err := events.Decode[events.Job](e); err == nil && data.Attempt > 0 {
 		text += fmt.Sprintf(" #%d of attempt %d", data.Seq, data.Attempt)

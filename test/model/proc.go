@@ -99,7 +99,7 @@ var codeNames = [...]string{"ok", "not found", "conflict", "unavailable"}
 type result struct {
 	code   code
 	data   *content
-	page   []object
+	page   []*object
 	number int
 	epoch  int // how often time has moved on for everybody
 }
@@ -110,11 +110,7 @@ func (r result) hash() uint64 {
 		h = mix(h, r.data.hash)
 	}
 	for _, o := range r.page {
-		h = mix(h, hashString(o.key))
-		h = mix(h, o.data.hash)
-		if o.old {
-			h = mix(h, 3)
-		}
+		h = mix(h, o.hash)
 	}
 	return h
 }
@@ -312,7 +308,7 @@ func at(epoch int) time.Time { return t0.Add(time.Duration(epoch) * aeon) }
 
 func (r remote) now() time.Time { return at(r.x.port.reply.epoch) }
 
-func (r remote) info(o object, epoch int) blob.Info {
+func (r remote) info(o *object, epoch int) blob.Info {
 	i := blob.Info{Key: o.key, Size: int64(len(o.data.bytes)), Version: blob.Version(strconv.FormatUint(o.data.hash, 16)), ModTime: at(epoch)}
 	if o.old {
 		i.ModTime = i.ModTime.Add(-aeon)
@@ -331,7 +327,7 @@ func (r remote) Get(_ context.Context, key string) (io.ReadCloser, blob.Info, er
 	if res.code != ok {
 		return nil, blob.Info{}, fail(o, res.code)
 	}
-	return io.NopCloser(bytes.NewReader(res.data.bytes)), r.info(object{key: key, data: res.data}, 0), nil
+	return io.NopCloser(bytes.NewReader(res.data.bytes)), r.info(&object{key: key, data: res.data}, 0), nil
 }
 
 func (r remote) Stat(_ context.Context, key string) (blob.Info, error) {
@@ -340,7 +336,7 @@ func (r remote) Stat(_ context.Context, key string) (blob.Info, error) {
 	if res.code != ok {
 		return blob.Info{}, fail(o, res.code)
 	}
-	return r.info(object{key: key, data: res.data}, 0), nil
+	return r.info(&object{key: key, data: res.data}, 0), nil
 }
 
 func (r remote) Put(ctx context.Context, key string, body io.Reader, size int64, cond blob.Cond) (blob.Info, error) {
@@ -360,7 +356,7 @@ func (r remote) Put(ctx context.Context, key string, body io.Reader, size int64,
 	if res := r.x.port.do(o); res.code != ok {
 		return blob.Info{}, fail(o, res.code)
 	}
-	return r.info(object{key: key, data: o.data}, 0), nil
+	return r.info(&object{key: key, data: o.data}, 0), nil
 }
 
 func (r remote) List(_ context.Context, prefix, after string, limit int) (blob.Page, error) {

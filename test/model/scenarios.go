@@ -2,7 +2,9 @@ package model
 
 import (
 	"strings"
+	"time"
 
+	"github.com/reprieve-dev/reprieve/events"
 	"github.com/reprieve-dev/reprieve/handlers"
 )
 
@@ -42,7 +44,10 @@ func (u *Setup) Kill(i int) {
 }
 
 // Expire makes the live object of an attempt old.
-func (u *Setup) Expire(attempt int) { u.s.object(liveKey(attempt)).old = true }
+func (u *Setup) Expire(attempt int) {
+	i, _ := u.s.find(liveKey(attempt))
+	u.s.objects[i] = u.s.objects[i].aged()
+}
 
 func (u *Setup) run(i int, until string) {
 	for first := true; u.s.processes[i].life == alive; first = false {
@@ -59,19 +64,52 @@ func (u *Setup) run(i int, until string) {
 // started brings p1 to the first heartbeat after its first checkpoint.
 func started(u *Setup) { u.Start(0, 0, "does the machine go away?") }
 
+// about is a notice that machine i (from 0) goes away.
+func about(i int, kind events.Kind, cancelled bool) events.Event {
+	deadline := t0.Add(2 * time.Minute)
+	n := events.Notice{Provider: node(i).Provider, Instance: node(i).Instance, Kind: kind, Deadline: &deadline, Cancelled: cancelled}
+	typ := events.TypeNodeNotice
+	if cancelled {
+		typ = events.TypeNodeNoticeCancelled
+	}
+	e, err := events.New(typ, "/test", n.Instance, events.NoticeID(n), t0, n)
+	if err != nil {
+		panic(err)
+	}
+	return e
+}
+
 // Scenarios are the bounded worlds that are explored.
 var Scenarios = []Scenario{
 	{Name: "birth", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 2, Resumers: 1,
-		Bounds: Bounds{Types: 2, Crashes: 1, Ambiguous: 1, Expires: 1, Watches: 1}},
-	{Name: "submitted", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 3, Resumers: 1,
+		Bounds: Bounds{Types: 2, Crashes: 1, Watches: 1, Ambiguous: 1}},
+	{Name: "birth alone", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 1, Resumers: 1,
+		Bounds: Bounds{Types: 2, Crashes: 1, Watches: 1, Expires: 1, Ambiguous: 1}},
+	{Name: "submitted", Restarter: handlers.RestarterReprieve, Steps: 0, Trainers: 3, Resumers: 0,
 		Bounds: Bounds{Crashes: 1, Expires: 1, Restarts: 1, Watches: 1}, Prelude: (*Setup).Submit},
-	{Name: "two resume handlers", Restarter: handlers.RestarterReprieve, Steps: 2, Trainers: 2, Resumers: 2,
-		Bounds:  Bounds{Crashes: 1, Doubles: 1, Loses: 1, Expires: 1, Watches: 1, Ambiguous: 1},
+	{Name: "two resume handlers", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 2, Resumers: 2,
+		Bounds:  Bounds{Crashes: 1, Doubles: 1, Ambiguous: 1},
 		Prelude: func(u *Setup) { started(u); u.Leave(0) }},
-	{Name: "takeover", Restarter: handlers.RestarterReprieve, Steps: 2, Trainers: 2, Resumers: 1,
-		Bounds: Bounds{Crashes: 1, Expires: 1, Watches: 1}, Prelude: started},
+	{Name: "watch before the record", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 2, Resumers: 1,
+		Bounds:  Bounds{Crashes: 1, Expires: 1, Watches: 1},
+		Prelude: func(u *Setup) { started(u); u.Leave(0) }},
+	{Name: "takeover", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 2, Resumers: 1,
+		Bounds: Bounds{Expires: 1, Watches: 1}, Prelude: func(u *Setup) { u.Start(0, 0, "create jobs/j/checkpoints/1-1/manifest.json") }},
 	{Name: "in place", Restarter: handlers.RestarterNone, Steps: 2, Trainers: 3,
-		Bounds: Bounds{Crashes: 1, Expires: 2, Types: 2}, Prelude: started},
+		Bounds: Bounds{Crashes: 1, Expires: 1, Types: 2}, Prelude: started},
+	{Name: "in place with doubt", Restarter: handlers.RestarterNone, Steps: 2, Trainers: 2,
+		Bounds: Bounds{Crashes: 1, Expires: 1, Types: 1, Ambiguous: 1}, Prelude: started},
 	{Name: "branches", Restarter: handlers.RestarterNone, Steps: 3, Trainers: 3,
-		Bounds: Bounds{Expires: 1, Types: 2, Away: 1, Rots: 1, Crashes: 1}, Prelude: started},
+		Bounds: Bounds{Expires: 2, Types: 2, Rots: 1}, Prelude: started},
+	{Name: "adoption", Restarter: handlers.RestarterNone, Steps: 3, Trainers: 2,
+		Bounds: Bounds{Expires: 1, Types: 1, Rots: 1, Away: 1, Crashes: 1}, Prelude: started},
+	{Name: "late notice", Restarter: handlers.RestarterNone, Steps: 2, Trainers: 2, Notices: []events.Event{about(0, events.KindTerminate, false)},
+		Bounds: Bounds{Expires: 1, Types: 1, Crashes: 1, Doubles: 1}, Prelude: started},
+	{Name: "gone and withdrawn", Restarter: handlers.RestarterNone, Steps: 2, Trainers: 2,
+		Notices: []events.Event{about(0, events.KindTerminate, false), about(0, events.KindTerminate, true), about(0, events.KindGone, false)},
+		Bounds:  Bounds{Expires: 1, Types: 1}, Prelude: started},
+	{Name: "person", Restarter: handlers.RestarterNone, Steps: 2, Trainers: 2,
+		Bounds: Bounds{Types: 1, Cancels: 1, Retries: 1, Crashes: 1, Expires: 1}, Prelude: started},
+	{Name: "person and launcher", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 2,
+		Bounds: Bounds{Cancels: 1, Retries: 1, Watches: 1, Expires: 1}, Prelude: (*Setup).Submit},
 }

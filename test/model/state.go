@@ -53,14 +53,31 @@ func (x *explorer) content(data []byte) *content {
 	return c
 }
 
-// object is what the scheduler knows about a key beside what the store does.
+// object is what the scheduler knows about a key beside what the store does. It never changes.
 type object struct {
 	key    string
-	hash   uint64 // of the key
+	hash   uint64 // of all that follows
 	data   *content
 	raw    blob.Version // as the store under test calls it
 	old    bool         // put so long ago that every lease and launch deadline is over
 	fenced bool         // a manifest that was written after a later attempt had sealed
+}
+
+func (o *object) hashed() *object {
+	o.hash = hashString(o.key) ^ o.data.hash
+	if o.old {
+		o.hash = mix(o.hash, 5)
+	}
+	if o.fenced {
+		o.hash = mix(o.hash, 7)
+	}
+	return o
+}
+
+// aged returns o as it is long after it was put.
+func (o object) aged() *object {
+	o.old = true
+	return o.hashed()
 }
 
 type life uint8
@@ -90,7 +107,7 @@ type letter struct {
 // state is everything that the future depends on. States are values: a step makes a new one.
 type state struct {
 	store     *mem.Store
-	objects   []object // ordered by key
+	objects   []*object // ordered by key
 	processes []process
 	bus       []letter // ordered by event
 	sent      []uint32 // events that the bus has seen: it publishes none twice
@@ -125,13 +142,7 @@ func hashString(s string) uint64 {
 func (s *state) world() uint64 {
 	h := uint64(s.epoch)
 	for _, o := range s.objects {
-		h = mix(h, o.hash^o.data.hash)
-		if o.old {
-			h = mix(h, 5)
-		}
-		if o.fenced {
-			h = mix(h, 7)
-		}
+		h = mix(h, o.hash)
 	}
 	for _, l := range s.bus {
 		h = mix(h, uint64(l.event))
@@ -158,6 +169,7 @@ func (s *state) world() uint64 {
 	return h
 }
 
+// hash is of all of s but for its budget.
 func (s *state) hash() uint64 {
 	h := s.world()
 	for _, p := range s.processes {
@@ -171,10 +183,23 @@ func (s *state) hash() uint64 {
 			h = mix(h, uint64(l.event)+29)
 		}
 	}
-	for _, n := range s.left {
-		h = mix(h, uint64(n))
-	}
 	return h
+}
+
+// budget packs what may still go wrong, four bits a fault.
+func (s *state) budget() uint64 {
+	b := uint64(0)
+	for _, n := range s.left {
+		b = b<<4 | uint64(n)
+	}
+	return b
+}
+
+// covers reports whether everything that may go wrong with budget b may with budget a: no group of
+// four bits is larger in b. The numbers are below 8.
+func covers(a, b uint64) bool {
+	const tops = 0x8888888888888888
+	return ((a|tops)-b)&tops == tops
 }
 
 // clone copies s, but for the store, which Put and Delete replace.
@@ -191,12 +216,12 @@ func (s *state) clone() *state {
 }
 
 func (s *state) find(key string) (int, bool) {
-	return slices.BinarySearchFunc(s.objects, key, func(o object, key string) int { return strings.Compare(o.key, key) })
+	return slices.BinarySearchFunc(s.objects, key, func(o *object, key string) int { return strings.Compare(o.key, key) })
 }
 
 func (s *state) object(key string) *object {
 	if i, found := s.find(key); found {
-		return &s.objects[i]
+		return s.objects[i]
 	}
 	return nil
 }
@@ -239,9 +264,9 @@ func (x *explorer) do(s *state, i int, o op) result {
 			res.code = codeOf(err)
 			break
 		}
-		res.page = make([]object, 0, len(page.Objects))
+		res.page = make([]*object, 0, len(page.Objects))
 		for _, info := range page.Objects {
-			res.page = append(res.page, *s.object(info.Key))
+			res.page = append(res.page, s.object(info.Key))
 		}
 		if page.More {
 			res.number = 1
@@ -263,7 +288,7 @@ func (x *explorer) do(s *state, i int, o op) result {
 		}
 		s.store = store
 		x.checkPut(s, i, o, before)
-		now := object{key: o.key, hash: hashString(o.key), data: o.data, raw: info.Version, fenced: x.fenced(s, o.key, before)}
+		now := (&object{key: o.key, data: o.data, raw: info.Version, fenced: x.fenced(s, o.key, before)}).hashed()
 		if at, found := s.find(o.key); found {
 			s.objects[at] = now
 		} else {
