@@ -129,6 +129,9 @@ func (s *saver) state() *saved {
 func (s *saver) run(ctx context.Context) {
 	defer func() { _ = s.watcher.Close() }()
 	s.warnPolling()
+	alive := time.NewTicker(time.Second)
+	defer alive.Stop()
+	watched, _ := os.Stat(s.dir)
 	var due <-chan time.Time
 	var rested time.Time // no scan before, so that a busy directory costs little
 	for {
@@ -137,7 +140,7 @@ func (s *saver) run(ctx context.Context) {
 			return
 		case c, ok := <-s.watcher.Events():
 			if !ok || c.Gone {
-				s.rewatch(ctx)
+				watched = s.rewatch(ctx)
 			} else {
 				s.note(c)
 			}
@@ -145,6 +148,11 @@ func (s *saver) run(ctx context.Context) {
 				due = time.After(time.Until(rested))
 			}
 			continue
+		case <-alive.C: // a directory that something in it keeps open is removed without an event
+			if now, err := os.Stat(s.dir); err == nil && os.SameFile(now, watched) {
+				continue
+			}
+			watched = s.rewatch(ctx)
 		case <-s.kick:
 		case <-due:
 		case done := <-s.flushes:
@@ -170,15 +178,19 @@ func (s *saver) run(ctx context.Context) {
 
 // rewatch watches the directory anew after it was removed or replaced. What was renamed into the old
 // one proves nothing about the new one.
-func (s *saver) rewatch(ctx context.Context) {
+func (s *saver) rewatch(ctx context.Context) os.FileInfo {
 	s.log.Warn("the checkpoint directory was removed or replaced; watching for it to come back", "dir", s.dir)
 	for {
 		select {
 		case <-ctx.Done():
-			return
+			return nil
 		case done := <-s.flushes:
 			done <- s.flushAll(ctx)
 		case <-time.After(rescan):
+		}
+		now, err := os.Stat(s.dir)
+		if err != nil {
+			continue
 		}
 		watcher, err := WatchDir(s.dir)
 		if err != nil {
@@ -190,7 +202,7 @@ func (s *saver) rewatch(ctx context.Context) {
 		s.mu.Unlock()
 		s.watcher = watcher
 		s.warnPolling()
-		return
+		return now
 	}
 }
 

@@ -226,6 +226,7 @@ func TestMistakes(t *testing.T) {
 		{"unknown flag", []string{"--jbo", "j", "--", "true"}, 64, "unknown flag: --jbo"},
 		{"unknown trigger", []string{"--job", "j", "--checkpoint-dir", ok, "--trigger", "shout", "--", "true"}, 64, "--trigger"},
 		{"unknown framework", []string{"--job", "j", "--checkpoint-dir", ok, "--framework", "abacus", "--", "true"}, 64, "--framework"},
+		{"store with a fragment", []string{"--job", "j", "--checkpoint-dir", ok, "--store", "file:///tmp/x#y", "--", "true"}, 64, "%23"},
 		{"unknown store", []string{"--job", "j", "--checkpoint-dir", ok, "--store", "ftp://x", "--", "true"}, 64, "--store"},
 		{"store is a file", []string{"--job", "j", "--checkpoint-dir", ok, "--store", "file://" + file, "--", "true"}, 64, file},
 		{"store away", []string{"--job", "j", "--checkpoint-dir", ok, "--store", "s3://b/p?endpoint=http://127.0.0.1:1&region=x&path_style=true", "--", "true"}, 69, "127.0.0.1:1"},

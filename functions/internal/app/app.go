@@ -64,6 +64,9 @@ func openStore(ctx context.Context, raw string) (blob.Store, error) {
 	if err != nil {
 		return nil, fmt.Errorf("%w: --store %q: %w", handlers.ErrInvalid, raw, err)
 	}
+	if u.Fragment != "" || u.Scheme == "file" && u.RawQuery != "" {
+		return nil, fmt.Errorf("%w: --store %q: write # as %%23 and ? as %%3F in a path", handlers.ErrInvalid, raw)
+	}
 	switch u.Scheme {
 	case "file":
 		if u.Host != "" || !filepath.IsAbs(u.Path) {
