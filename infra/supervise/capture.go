@@ -209,7 +209,7 @@ func (c *Captured) Release() error {
 		}
 	}
 	if err := os.RemoveAll(c.dir); err != nil {
-		return fmt.Errorf("%w: remove the capture: %v", handlers.ErrUnavailable, err)
+		return fmt.Errorf("%w: remove the capture: %w", handlers.ErrUnavailable, err)
 	}
 	return nil
 }
@@ -218,7 +218,7 @@ func (c *Captured) Release() error {
 // of dir (LockDir).
 func CleanCaptures(dir string) error {
 	if err := os.RemoveAll(filepath.Join(dir, private, "capture")); err != nil {
-		return fmt.Errorf("%w: remove old captures: %v", handlers.ErrUnavailable, err)
+		return fmt.Errorf("%w: remove old captures: %w", handlers.ErrUnavailable, err)
 	}
 	return nil
 }

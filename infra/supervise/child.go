@@ -90,7 +90,7 @@ func StartChild(spec Spec) (*Child, error) {
 			continue
 		}
 		if files[i], err = os.OpenFile(os.DevNull, os.O_RDWR, 0); err != nil {
-			return nil, fmt.Errorf("%w: open %s for the command: %v", handlers.ErrUnavailable, os.DevNull, err)
+			return nil, fmt.Errorf("%w: open %s for the command: %w", handlers.ErrUnavailable, os.DevNull, err)
 		}
 		defer func() { _ = files[i].Close() }()
 	}

@@ -68,7 +68,7 @@ func TestSpotInterruptionOnRealParts(t *testing.T) {
 		return err == nil || imds.Done()
 	})
 	dir := t.TempDir()
-	first, model := train(t, nil, store, filepath.Join(dir, "a"), "--provider", "aws", "--metadata-endpoint", url)
+	first, _ := train(t, nil, store, filepath.Join(dir, "a"), "--provider", "aws", "--metadata-endpoint", url)
 	if code := first.Wait(); code != 75 {
 		t.Fatalf("exit %d, want 75\n%s", code, first.Output())
 	}
