@@ -37,7 +37,7 @@ var mutations = []struct {
 		`case false && beat.Age > h.Launch:`}}},
 	{"terminal is final", "in place", []edit{{"handlers/transitions.go",
 		`	case j.State.Terminal():
-		return j, fmt.Errorf("%w: %s %s", ErrEnded, j.Name, j.State)
+		return j, fmt.Errorf("%w: %s %s; ` + "`reprieve jobs retry %s`" + ` starts it again", ErrEnded, j.Name, j.State, j.Name)
 `, ``}}},
 	{"stopping on interrupted", "takeover", []edit{{"handlers/job.go",
 		`return j.State.Live() && j.Claimed(claim) }`,
