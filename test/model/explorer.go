@@ -66,7 +66,9 @@ type Scenario struct {
 	Resumers  int
 	Trainers  int
 	Notices   []events.Event // on the bus from the start
+	Mute      bool           // supervisors have no bus: what they have to tell, others find
 	Bounds    Bounds
+	Deep      Bounds // on top of Bounds, where there is time
 	// Prelude prepares the first state.
 	Prelude func(*Setup)
 }

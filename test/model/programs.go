@@ -200,7 +200,7 @@ func (u *supervisor) interrupt(cause string, tries int) *stage {
 		if err != nil {
 			return u.again(err, tries, func(n int) *stage { return u.interrupt(cause, n) })
 		}
-		return outcome{next: u.x.tell(job.Outbox, outcome{what: "exits 75"}), what: "handed over"}
+		return outcome{next: u.exit(job, 75), what: "handed over"}
 	}, cause, tries)
 }
 
@@ -210,8 +210,16 @@ func (u *supervisor) end(exit, tries int) *stage {
 		if err != nil {
 			return u.again(err, tries, func(n int) *stage { return u.end(exit, n) })
 		}
-		return outcome{next: u.x.tell(job.Outbox, outcome{what: fmt.Sprintf("exits %d", exit)}), what: "the job is " + string(job.State)}
+		return outcome{next: u.exit(job, exit), what: "the job is " + string(job.State)}
 	}, exit, tries)
+}
+
+// exit tells what is in the outbox, where there is a bus.
+func (u *supervisor) exit(job handlers.Job, code int) *stage {
+	if u.x.scenario.Mute {
+		job.Outbox = nil
+	}
+	return u.x.tell(job.Outbox, outcome{what: fmt.Sprintf("exits %d", code)})
 }
 
 // tell publishes evs and settles them, as the runner and the supervisor do; then the process ends as last says.

@@ -161,7 +161,7 @@ func (x *explorer) checkList(s *state, i int, was, now handlers.Job, mine bool) 
 	if !mine || sealing == nil || was.Sealed >= now.Attempt-1 || now.Sealed != now.Attempt-1 {
 		violate("%s seals %d (after %d) while the job is %s at attempt %d of %s", who, now.Sealed, was.Sealed, was.State, was.Attempt, claimOf(was))
 	}
-	x.checkBase(s, now, *sealing)
+	x.checkBase(s, was, now, *sealing)
 	for _, c := range slices.Concat(was.Checkpoints, sealing.found) {
 		if sealing.base != nil && c.Compare(*sealing.base) <= 0 && !slices.ContainsFunc(now.Checkpoints, func(h handlers.Checkpoint) bool { return h.Ref == c.Ref }) {
 			violate("attempt %d went on from %s, but %s before it does not count any more", now.Attempt, sealing.base, c.Ref)
@@ -170,7 +170,7 @@ func (x *explorer) checkList(s *state, i int, was, now handlers.Job, mine bool) 
 }
 
 // checkBase looks at what an attempt is restored from.
-func (x *explorer) checkBase(s *state, now handlers.Job, from sealing) {
+func (x *explorer) checkBase(s *state, was, now handlers.Job, from sealing) {
 	base := handlers.Ref{}
 	if from.base != nil {
 		base = *from.base
@@ -183,6 +183,9 @@ func (x *explorer) checkBase(s *state, now handlers.Job, from sealing) {
 		if d.Compare(base) > 0 && !slices.Contains(from.rotten, d) {
 			violate("%s was reported durable and is not rotten, but attempt %d goes on from %s", d, now.Attempt, base)
 		}
+	}
+	if base.Attempt <= was.Sealed && base.Compare(s.base) > 0 {
+		violate("attempt %d goes on from %s, but attempt %d had gone back to %s", now.Attempt, base, was.Sealed+1, s.base)
 	}
 	if s.based && base != (handlers.Ref{}) && !related(x.trained(s, s.base), x.trained(s, base)) {
 		violate("attempt %d goes on from %s (%s), the one before went on from %s (%s): that is another branch",
