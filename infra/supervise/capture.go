@@ -113,7 +113,7 @@ func (c *Captured) add(root *os.Root, i int, name string) error {
 		return fmt.Errorf("%w: %s is gone", handlers.ErrNotFound, name)
 	}
 	if err != nil {
-		return fmt.Errorf("%w: open %s: %v", openClass(err), name, err)
+		return fmt.Errorf("%w: open %s: %w", openClass(err), name, err)
 	}
 	info, err := f.Stat()
 	if err != nil || !info.Mode().IsRegular() {

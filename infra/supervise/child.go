@@ -98,7 +98,7 @@ func StartChild(spec Spec) (*Child, error) {
 		signal.Ignore(unix.SIGTTIN, unix.SIGTTOU) // inherited
 	}
 	if err := unix.Prctl(unix.PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0); err != nil {
-		return nil, fmt.Errorf("%w: become a child subreaper: %v", handlers.ErrUnavailable, err)
+		return nil, fmt.Errorf("%w: become a child subreaper: %w", handlers.ErrUnavailable, err)
 	}
 	attr := &os.ProcAttr{
 		Dir:   spec.Dir,
@@ -187,7 +187,7 @@ func resolve(name, dir string) (string, error) {
 	case errors.Is(err, fs.ErrNotExist):
 		return "", fmt.Errorf("%w: %s does not exist", ErrNoCommand, at)
 	case err != nil:
-		return "", fmt.Errorf("%w: %s cannot be looked at: %v", ErrNotExecutable, at, err)
+		return "", fmt.Errorf("%w: %s cannot be looked at: %w", ErrNotExecutable, at, err)
 	case info.IsDir():
 		return "", fmt.Errorf("%w: %s is a directory", ErrNotExecutable, at)
 	case unix.Access(at, unix.X_OK) != nil:
@@ -207,7 +207,7 @@ func startError(name string, err error) error {
 	case errors.Is(err, unix.E2BIG):
 		return fmt.Errorf("%w: the arguments and environment of %s are too long for this system", handlers.ErrInvalid, name)
 	}
-	return fmt.Errorf("%w: start %s: %v", handlers.ErrUnavailable, name, err)
+	return fmt.Errorf("%w: start %s: %w", handlers.ErrUnavailable, name, err)
 }
 
 // PID is the child's process id, and its process group's.
@@ -226,7 +226,7 @@ func (c *Child) Exit() Exit {
 // ended is no error.
 func (c *Child) Signal(sig syscall.Signal) error {
 	if err := c.proc.Signal(sig); err != nil && !errors.Is(err, os.ErrProcessDone) {
-		return fmt.Errorf("%w: send %s to process %d: %v", handlers.ErrUnavailable, unix.SignalName(sig), c.proc.Pid, err)
+		return fmt.Errorf("%w: send %s to process %d: %w", handlers.ErrUnavailable, unix.SignalName(sig), c.proc.Pid, err)
 	}
 	return nil
 }

@@ -28,12 +28,12 @@ func LockDir(dir string) (*os.File, error) {
 		return nil, fmt.Errorf("%w: checkpoint directory %s is a file: give a directory", handlers.ErrInvalid, dir)
 	}
 	if err := os.MkdirAll(filepath.Join(dir, private), 0o755); err != nil {
-		return nil, fmt.Errorf("%w: checkpoint directory %s is not writable: %v", handlers.ErrInvalid, dir, err)
+		return nil, fmt.Errorf("%w: checkpoint directory %s is not writable: %w", handlers.ErrInvalid, dir, err)
 	}
 	path := filepath.Join(dir, private, "lock")
 	f, err := os.OpenFile(path, os.O_RDWR|os.O_CREATE, 0o644)
 	if err != nil {
-		return nil, fmt.Errorf("%w: checkpoint directory %s is not writable: %v", handlers.ErrInvalid, dir, err)
+		return nil, fmt.Errorf("%w: checkpoint directory %s is not writable: %w", handlers.ErrInvalid, dir, err)
 	}
 	if err := lock(f, dir); err != nil {
 		_ = f.Close()
@@ -61,7 +61,7 @@ func lock(f *os.File, dir string) error {
 			}
 			return fmt.Errorf("%w: checkpoint directory %s is in use by %s: end it, or give another --checkpoint-dir", handlers.ErrConflict, dir, holder)
 		default:
-			return fmt.Errorf("%w: lock checkpoint directory %s: %v; its file system has to support flock", handlers.ErrInvalid, dir, err)
+			return fmt.Errorf("%w: lock checkpoint directory %s: %w; its file system has to support flock", handlers.ErrInvalid, dir, err)
 		}
 	}
 }

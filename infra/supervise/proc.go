@@ -182,7 +182,7 @@ func (p process) signal(sig syscall.Signal) bool {
 func Catches(pid int, sig syscall.Signal) (bool, error) {
 	raw, err := os.ReadFile("/proc/" + strconv.Itoa(pid) + "/status")
 	if err != nil {
-		return false, fmt.Errorf("%w: read the signal handlers of process %d: %v", handlers.ErrNotFound, pid, err)
+		return false, fmt.Errorf("%w: read the signal handlers of process %d: %w", handlers.ErrNotFound, pid, err)
 	}
 	for line := range strings.Lines(string(raw)) {
 		if mask, ok := strings.CutPrefix(line, "SigCgt:"); ok {

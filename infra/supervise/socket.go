@@ -111,18 +111,18 @@ func Listen(path string, says Callbacks) (*Socket, error) {
 		return nil, fmt.Errorf("%w: socket path %s has %d bytes, and the system allows %d: choose a shorter --state-dir", handlers.ErrInvalid, path, len(path), maxSocketPath)
 	}
 	if err := os.MkdirAll(filepath.Dir(path), 0o700); err != nil {
-		return nil, fmt.Errorf("%w: make the directory of socket %s: %v; choose another --state-dir", handlers.ErrInvalid, path, err)
+		return nil, fmt.Errorf("%w: make the directory of socket %s: %w; choose another --state-dir", handlers.ErrInvalid, path, err)
 	}
 	if err := removeStale(path); err != nil {
 		return nil, err
 	}
 	l, err := net.Listen("unix", path)
 	if err != nil {
-		return nil, fmt.Errorf("%w: listen on socket %s: %v; choose another --state-dir", handlers.ErrInvalid, path, err)
+		return nil, fmt.Errorf("%w: listen on socket %s: %w; choose another --state-dir", handlers.ErrInvalid, path, err)
 	}
 	if err := os.Chmod(path, 0o600); err != nil {
 		_ = l.Close()
-		return nil, fmt.Errorf("%w: protect socket %s: %v", handlers.ErrUnavailable, path, err)
+		return nil, fmt.Errorf("%w: protect socket %s: %w", handlers.ErrUnavailable, path, err)
 	}
 	s := &Socket{path: path, says: says, wake: make(chan struct{}), polls: map[int]*poller{}}
 	mux := http.NewServeMux()
@@ -170,10 +170,10 @@ func removeStale(path string) error {
 		return fmt.Errorf("%w: another supervisor serves socket %s", handlers.ErrConflict, path)
 	}
 	if !errors.Is(err, syscall.ECONNREFUSED) {
-		return fmt.Errorf("%w: look at socket %s: %v", handlers.ErrUnavailable, path, err)
+		return fmt.Errorf("%w: look at socket %s: %w", handlers.ErrUnavailable, path, err)
 	}
 	if err := os.Remove(path); err != nil && !errors.Is(err, fs.ErrNotExist) {
-		return fmt.Errorf("%w: remove the old socket %s: %v", handlers.ErrUnavailable, path, err)
+		return fmt.Errorf("%w: remove the old socket %s: %w", handlers.ErrUnavailable, path, err)
 	}
 	return nil
 }

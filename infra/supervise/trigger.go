@@ -210,7 +210,7 @@ func pick(procs []process, catches func(process) bool, below bool) []process {
 func askExec(ctx context.Context, t Target, command string) (string, error) {
 	notice, err := json.Marshal(t.Notice)
 	if err != nil {
-		return "", fmt.Errorf("%w: encode the notice: %v", handlers.ErrInvalid, err)
+		return "", fmt.Errorf("%w: encode the notice: %w", handlers.ErrInvalid, err)
 	}
 	cmd := exec.CommandContext(ctx, "/bin/sh", "-c", command)
 	cmd.Env = append(environOf(t.PID), "REPRIEVE_CHILD_PID="+strconv.Itoa(t.PID), "REPRIEVE_NOTICE="+string(notice))
@@ -249,11 +249,11 @@ func firstOf(errs ...error) error {
 func askHTTP(ctx context.Context, t Target, url string) (string, error) {
 	notice, err := json.Marshal(t.Notice)
 	if err != nil {
-		return "", fmt.Errorf("%w: encode the notice: %v", handlers.ErrInvalid, err)
+		return "", fmt.Errorf("%w: encode the notice: %w", handlers.ErrInvalid, err)
 	}
 	req, err := http.NewRequestWithContext(ctx, http.MethodPost, url, bytes.NewReader(notice))
 	if err != nil {
-		return "", fmt.Errorf("%w: ask %s: %v", handlers.ErrInvalid, url, err)
+		return "", fmt.Errorf("%w: ask %s: %w", handlers.ErrInvalid, url, err)
 	}
 	req.Header.Set("Content-Type", "application/json")
 	resp, err := http.DefaultClient.Do(req)
@@ -271,7 +271,7 @@ func askHTTP(ctx context.Context, t Target, url string) (string, error) {
 func askFile(t Target, path string) (string, error) {
 	notice, err := json.Marshal(t.Notice)
 	if err != nil {
-		return "", fmt.Errorf("%w: encode the notice: %v", handlers.ErrInvalid, err)
+		return "", fmt.Errorf("%w: encode the notice: %w", handlers.ErrInvalid, err)
 	}
 	tmp := fmt.Sprintf("%s.%d.tmp", path, os.Getpid())
 	err = os.WriteFile(tmp, append(notice, '\n'), 0o644)
@@ -280,7 +280,7 @@ func askFile(t Target, path string) (string, error) {
 	}
 	if err != nil {
 		_ = os.Remove(tmp)
-		return "", fmt.Errorf("%w: put the notice into %s: %v", handlers.ErrUnavailable, path, err)
+		return "", fmt.Errorf("%w: put the notice into %s: %w", handlers.ErrUnavailable, path, err)
 	}
 	return "file " + path, nil
 }

@@ -50,7 +50,7 @@ type Watcher struct {
 func WatchDir(dir string) (*Watcher, error) {
 	before, err := look(dir)
 	if err != nil {
-		return nil, fmt.Errorf("%w: watch checkpoint directory %s: %v", handlers.ErrInvalid, dir, err)
+		return nil, fmt.Errorf("%w: watch checkpoint directory %s: %w", handlers.ErrInvalid, dir, err)
 	}
 	w := &Watcher{events: make(chan Change, watchBuffer), quit: make(chan struct{})}
 	fd, err := unix.InotifyInit1(unix.IN_CLOEXEC | unix.IN_NONBLOCK)

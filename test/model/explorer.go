@@ -89,7 +89,6 @@ type explorer struct {
 	scenario Scenario
 	catalog  *catalog.Catalog
 	slots    []slot
-	clock    func() time.Time
 
 	port     *port // of the process at work
 	roots    map[string]*root
@@ -148,9 +147,14 @@ func (x *explorer) slotFor(typ string) int {
 }
 
 // Explore goes through everything that can happen in sc, until limit states if that is not 0, and
-// stops at the first violation.
-func Explore(sc Scenario, limit int) (report Report) {
+// stops at the first violation. With deep more may go wrong in one run.
+func Explore(sc Scenario, deep bool, limit int) (report Report) {
 	x, s := newExplorer(sc)
+	for f, n := range sc.Deep {
+		if deep {
+			s.left[f] += uint8(n)
+		}
+	}
 	x.limit = limit
 	started := time.Now()
 	defer func() {

@@ -2,8 +2,9 @@ package model
 
 import (
 	"fmt"
-	"github.com/reprieve-dev/reprieve/handlers"
 	"strings"
+
+	"github.com/reprieve-dev/reprieve/handlers"
 )
 
 // fairRounds bounds the fair continuation. Each passes a reservation over or makes an attempt.
