@@ -68,7 +68,7 @@ $(TOOLS)/golangci-lint $(TOOLS)/versitygw $(TOOLS)/ec2-metadata-mock &: test/too
 
 ci: ## what CI runs; fails if a test that must run did not
 	$(MAKE) fmt-check vet lint lint-selftest
-	.ci/required $(MAKE) --no-print-directory race integration chaos TESTFLAGS=-json
+	.ci/required $(MAKE) --no-print-directory test race integration chaos TESTFLAGS=-json
 	$(MAKE) demo
 
 clean: ## remove bin/
