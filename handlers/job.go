@@ -132,7 +132,7 @@ type Claim struct {
 	At     time.Time   `json:"at"`
 }
 
-// Launch says how to start a job again: a launch spec file, as docs/launch.md describes it.
+// Launch says how to start a job again: a launch spec file, such as docs/launch-local.yaml.
 type Launch struct {
 	Kind     string         `json:"kind" yaml:"kind"`
 	Template map[string]any `json:"template" yaml:"template"`
