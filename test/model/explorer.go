@@ -14,9 +14,7 @@ import (
 
 // fault is something that happens to processes, or that somebody from outside does. A scenario
 // says how often each may happen in one run.
-type Fault uint8
-
-type fault = Fault
+type fault uint8
 
 const (
 	crashes   fault = iota // a process dies between two operations
@@ -27,17 +25,14 @@ const (
 	doubles                // an event is delivered again while it is being handled
 	rots                   // a checkpoint does not verify
 	leaves                 // a machine announces that it goes away, and is heard on the node
+	fails                  // a child ends with 1
+	hours                  // pass: every deadline and pause is over
 	restarts               // a supervisor that ended is started again in place, with its old environment
 	types                  // somebody types the command again
 	cancels
 	retries
 	watches // passes
 	faults
-)
-
-// Names of the faults, for Scenario.Bounds.
-const (
-	Crashes, Ambiguous, Away, Expires, Loses, Doubles, Rots, Leaves, Restarts, Types, Cancels, Retries, Watches = crashes, ambiguous, away, expires, loses, doubles, rots, leaves, restarts, types, cancels, retries, watches
 )
 
 type slotKind uint8
@@ -56,7 +51,7 @@ type slot struct {
 }
 
 // Bounds says how often each fault may happen.
-type Bounds map[Fault]int
+type Bounds map[fault]int
 
 // Scenario is a bounded world.
 type Scenario struct {
@@ -305,40 +300,20 @@ func (x *explorer) turns(s *state, i int, follow func(*state)) {
 	}
 }
 
-// commutes reports whether nobody else can see, or change the outcome of, what process i does next.
-func (x *explorer) commutes(s *state, i int) bool {
-	o := &s.processes[i].at.op
-	switch {
-	case o.verb == choose:
-		return true
-	case o.verb == publish: // what nobody consumes
-		return !slices.ContainsFunc(o.events, func(e events.Event) bool { return x.slotFor(e.Type()) >= 0 })
-	case strings.HasPrefix(o.key, "outbox/"):
-		return !x.mayAct(s, i, watcher)
-	case strings.HasPrefix(o.key, "jobs/j/checkpoints/"):
-		return !x.mayAct(s, i, trainer)
-	}
-	return false
-}
-
-// mayAct reports whether anybody of a kind but process i is at work, or ever will be.
-func (x *explorer) mayAct(s *state, i int, kind slotKind) bool {
-	for other, p := range s.processes[:len(s.processes)-1] {
-		if other == i || x.slots[other].kind != kind {
-			continue
-		}
-		if p.life == alive || p.life == unborn && (kind != watcher || s.left[watches] > 0) {
-			return true
-		}
-	}
-	return false
-}
+// What a process asks the world. Everything else is about rot.
+const (
+	questionLeave = "does the machine go away?"
+	questionFail  = "does the child fail?"
+)
 
 func questionOf(o op) fault {
-	if strings.HasSuffix(o.key, "verify?") {
-		return rots
+	switch o.key {
+	case questionLeave:
+		return leaves
+	case questionFail:
+		return fails
 	}
-	return leaves
+	return rots
 }
 
 // step lets process i do its next operation, and what follows from that which nobody else can see.
@@ -422,22 +397,6 @@ func (x *explorer) crash(s *state, i int) *state {
 	x.log(i, "CRASHES before %s", n.processes[i].at.op)
 	x.end(n, i, true, killed)
 	return n
-}
-
-// local reports whether the next operation of process i commutes with whatever others do: its key
-// is no one else's business, or what is there never changes. Then nothing is to be gained from
-// letting others go first.
-func (x *explorer) local(s *state, i int) bool {
-	o := s.processes[i].at.op
-	written := strings.HasSuffix(o.key, "/manifest.json") || strings.Contains(o.key, "/node-") || strings.Contains(o.key, "/data/")
-	switch o.verb {
-	case put:
-		return strings.HasPrefix(o.key, "expiry/") || strings.HasSuffix(o.key, "/state.json") || strings.Contains(o.key, "/data/")
-	case get, stat:
-		own := strings.HasPrefix(o.key, fmt.Sprintf("jobs/j/checkpoints/%d-", s.processes[i].held)) && strings.Contains(o.key, "/node-")
-		return written && s.object(o.key) != nil || own
-	}
-	return false
 }
 
 // born starts stage first in slot i.

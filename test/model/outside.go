@@ -47,6 +47,13 @@ func (x *explorer) outside(s *state, follow func(*state)) {
 			follow(n)
 		}
 	}
+	if s.left[hours] > 0 {
+		n := s.clone()
+		n.left[hours]--
+		n.epoch++
+		x.log(-1, "clock: an HOUR passes")
+		follow(n)
+	}
 	x.births(s, follow)
 	for _, will := range []fault{cancels, retries} {
 		if i := x.idle(s, human); i >= 0 && s.left[will] > 0 {

@@ -153,7 +153,7 @@ func (u *supervisor) seal(base sealing, state trained, tries int) *stage {
 func (u *supervisor) train(base *handlers.Ref, state trained, step int64, behind bool) *stage {
 	return u.stage("train", func() outcome {
 		if step >= u.x.scenario.Steps {
-			return outcome{next: u.end(0, 0)}
+			return outcome{next: u.end(u.x.port.do(op{verb: choose, key: questionFail}).number, 0)}
 		}
 		step := step + 1
 		state := state.step(u.n, step)
@@ -187,7 +187,7 @@ func (u *supervisor) beat(base *handlers.Ref, state trained, step int64) *stage 
 		if err == nil && job.State == handlers.Preempting {
 			return outcome{next: u.interrupt(string(job.Notice.Kind), 0), current: true, what: "hears of a notice"}
 		}
-		if u.x.port.do(op{verb: choose, key: "does the machine go away?"}).number == 1 {
+		if u.x.port.do(op{verb: choose, key: questionLeave}).number == 1 {
 			return outcome{next: u.interrupt(string(events.KindTerminate), 0), current: err == nil, what: "hears a notice"}
 		}
 		return outcome{next: u.train(base, state, step, false), current: err == nil}

@@ -111,6 +111,8 @@ func (x *explorer) checkRecord(s *state, i int, was, now handlers.Job, created b
 	case person:
 	case grown == 1 && !byStarts[edge{was.State, now.State}]:
 		violate("%s begins attempt %d out of %s, to %s", who, now.Attempt, was.State, now.State)
+	case grown == 1 && was.State.Reserved() && x.slots[i].kind != watcher:
+		violate("%s passes over attempt %d", who, was.Attempt)
 	case grown == 0 && was.State != now.State && !byMachines[edge{was.State, now.State}]:
 		violate("%s takes the job from %s to %s", who, was.State, now.State)
 	}
@@ -130,6 +132,11 @@ func (x *explorer) checkRecord(s *state, i int, was, now handlers.Job, created b
 		last := now.Seen[len(now.Seen)-1]
 		if last.Node() != now.Claims[0].Node {
 			violate("a notice for %s ends attempt %d on %s", last.Node(), now.Attempt, now.Claims[0].Node)
+		}
+	}
+	for _, n := range now.Seen {
+		if !slices.Contains(was.Seen, n) && n.Node() != now.Claims[0].Node {
+			violate("a notice for %s changes attempt %d on %s", n.Node(), now.Attempt, now.Claims[0].Node)
 		}
 	}
 	x.checkList(s, i, was, now, mine)

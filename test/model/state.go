@@ -5,7 +5,6 @@ import (
 	"encoding/json"
 	"fmt"
 	"slices"
-	"strconv"
 	"strings"
 
 	"github.com/reprieve-dev/reprieve/events"
@@ -189,7 +188,7 @@ func (s *state) hash() uint64 {
 // budget packs what may still go wrong, four bits a fault.
 func (s *state) budget() uint64 {
 	b := uint64(0)
-	for _, n := range s.left {
+	for _, n := range s.left { // there are no more than 16
 		b = b<<4 | uint64(n)
 	}
 	return b
@@ -307,6 +306,9 @@ func (x *explorer) do(s *state, i int, o op) result {
 			x.post(s, e)
 		}
 	case launch:
+		if j := s.record(); o.number > j.Attempt {
+			violate("%s launches attempt %d, which does not exist", x.name(i), o.number)
+		}
 		for len(s.launched) <= o.number {
 			s.launched = append(s.launched, 0)
 		}
@@ -384,5 +386,3 @@ func (s *state) settle(event uint32, ack bool) {
 		}
 	}
 }
-
-func liveKey(attempt int) string { return "live/j/" + strconv.Itoa(attempt) + "-0" }
