@@ -89,18 +89,18 @@ var Scenarios = []Scenario{
 		Deep:   Bounds{watches: 1, ambiguous: 1}, Prelude: (*Setup).Submit},
 	// One interruption, delivered to two resume handlers at once.
 	{Name: "two resume handlers", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 2, Resumers: 2,
-		Bounds:  Bounds{crashes: 1, doubles: 1, ambiguous: 1},
-		Deep:    Bounds{loses: 1, watches: 1, expires: 1},
+		Bounds:  Bounds{crashes: 1, doubles: 1, ambiguous: 1, loses: 1},
+		Deep:    Bounds{watches: 1, expires: 1},
 		Prelude: handedOver},
 	// The watch pass sees what a slow resume handler is about to write.
 	{Name: "watch before the record", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 2, Resumers: 1,
-		Bounds:  Bounds{expires: 1, watches: 1, crashes: 1},
-		Deep:    Bounds{loses: 1, ambiguous: 1},
+		Bounds:  Bounds{expires: 1, watches: 1, crashes: 1, loses: 1},
+		Deep:    Bounds{ambiguous: 1},
 		Prelude: func(u *Setup) { handedOver(u); u.Mute() }},
 	// A slow supervisor commits and ends while watch declares it dead and others go on.
 	{Name: "takeover", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 2, Resumers: 1, Mute: true,
-		Bounds: Bounds{expires: 1, watches: 1},
-		Deep:   Bounds{crashes: 1, ambiguous: 1}, Prelude: func(u *Setup) { u.Start(0, 0, "create jobs/j/checkpoints/1-1/manifest.json") }},
+		Bounds: Bounds{expires: 1, watches: 1, crashes: 1},
+		Deep:   Bounds{ambiguous: 1}, Prelude: func(u *Setup) { u.Start(0, 0, "create jobs/j/checkpoints/1-1/manifest.json") }},
 	// The launched process is started again with its old attempt in the environment.
 	{Name: "restarted in place", Restarter: handlers.RestarterReprieve, Steps: 1, Trainers: 3,
 		Bounds:  Bounds{crashes: 1, restarts: 1, expires: 1, watches: 2},
