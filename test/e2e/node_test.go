@@ -150,6 +150,9 @@ func TestDirectoryIsLocked(t *testing.T) {
 	second := w.run("k", "a", nil)
 	exits(t, second, 73)
 	second.WaitFor(strconv.Itoa(first.PID()))
+	if code, out := harness.Exec(t, w.env, "restore", "j", w.ckpt("a"), "--store", w.store); code != 73 {
+		t.Errorf("restore into it: exit %d, want 73\n%s", code, out)
+	}
 	if _, found := harness.Job(t, w.store, "k"); found {
 		t.Error("the second job was claimed although its directory is taken")
 	}

@@ -5,6 +5,7 @@ import (
 	"errors"
 	"fmt"
 	"log/slog"
+	"os"
 	"path/filepath"
 
 	"github.com/reprieve-dev/reprieve/handlers"
@@ -81,8 +82,17 @@ type Restored struct {
 }
 
 // Restore puts the newest checkpoint of job that verifies (or that of step, if it is not negative)
-// into dir. ErrNotFound if there is none.
+// into dir. ErrNotFound if there is none, ErrConflict if a
+// supervisor works in dir.
 func Restore(ctx context.Context, c *catalog.Catalog, job handlers.Job, dir string, step int64, log *slog.Logger) (Restored, error) {
+	if err := os.MkdirAll(dir, 0o755); err != nil {
+		return Restored{}, fmt.Errorf("%w: DIR: %w", handlers.ErrInvalid, err)
+	}
+	lock, err := supervise.LockDir(dir) // not under a running job
+	if err != nil {
+		return Restored{}, err
+	}
+	defer func() { _ = lock.Close() }()
 	why := "the newest that the job lists"
 	for _, cp := range job.Candidates(nil) {
 		if step >= 0 && cp.Step != step {
