@@ -134,6 +134,7 @@ type stage struct {
 	key  string
 	run  func(p *port) outcome
 	seal *sealing // what the stage is about to seal
+	dead string   // claim of a process that is known to be dead
 }
 
 // sealing is what a process has found out before it seals.

@@ -38,7 +38,7 @@ func (u *supervisor) stage(name string, run func() outcome, args ...any) *stage 
 		}
 		key += "/" + string(text)
 	}
-	return &stage{key: key, run: func(*port) outcome { return run() }}
+	return &stage{key: key, run: func(*port) outcome { return run() }, dead: u.dead}
 }
 
 func (u *supervisor) start(tries int) *stage {

@@ -116,6 +116,10 @@ func (x *explorer) checkRecord(s *state, i int, was, now handlers.Job, created b
 	case grown == 0 && was.State != now.State && !byMachines[edge{was.State, now.State}]:
 		violate("%s takes the job from %s to %s", who, was.State, now.State)
 	}
+	lost := was.State.Live() && (grown == 1 || now.State == handlers.Interrupted && now.Cause == handlers.CauseLostLease)
+	if lost && !person && !x.sawDead(s, i, was) {
+		violate("%s declares attempt %d dead without a reason", who, was.Attempt)
+	}
 	if grown == 0 && claimOf(was) != claimOf(now) && !(claimOf(was) == "" && was.State.Reserved() && now.State == handlers.Running) {
 		violate("attempt %d goes from %q to %q", now.Attempt, claimOf(was), claimOf(now))
 	}
@@ -142,6 +146,22 @@ func (x *explorer) checkRecord(s *state, i int, was, now handlers.Job, created b
 	x.checkList(s, i, was, now, mine)
 	x.owe(s, was, now)
 }
+
+// sawDead reports whether process i has seen that the heartbeat of the attempt in j had stopped, or
+// knows that its process is dead.
+func (x *explorer) sawDead(s *state, i int, j handlers.Job) bool {
+	key := liveKey(j.Attempt)
+	for m := s.processes[i].at; m.prev != nil; m = m.prev {
+		if m.prev.op.verb != list || !strings.HasPrefix(key, m.prev.op.key) {
+			continue
+		}
+		at := slices.IndexFunc(m.via.page, func(o *object) bool { return o.key == key })
+		return at < 0 && m.prev.op.key == key || at >= 0 && m.via.page[at].old
+	}
+	return x.stageOf(s, i).dead == claimOf(j)
+}
+
+func liveKey(attempt int) string { return "live/j/" + strconv.Itoa(attempt) + "-0" }
 
 // checkList looks at what became of the list of checkpoints.
 func (x *explorer) checkList(s *state, i int, was, now handlers.Job, mine bool) {
