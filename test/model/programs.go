@@ -188,10 +188,20 @@ func (u *supervisor) beat(base *handlers.Ref, state trained, step int64) *stage 
 			return outcome{next: u.interrupt(string(job.Notice.Kind), 0), current: true, what: "hears of a notice"}
 		}
 		if u.x.port.do(op{verb: choose, key: questionLeave}).number == 1 {
-			return outcome{next: u.interrupt(string(events.KindTerminate), 0), current: err == nil, what: "hears a notice"}
+			return outcome{next: u.hear(0), current: err == nil, what: "hears a notice"}
 		}
 		return outcome{next: u.train(base, state, step, false), current: err == nil}
 	}, base, state, step)
+}
+
+// hear writes down a notice that came to the machine itself, and hands over.
+func (u *supervisor) hear(tries int) *stage {
+	return u.stage("hear", func() outcome {
+		if _, err := u.hold.Notice(context.Background(), about(u.node, events.KindTerminate, false)); err != nil {
+			return u.again(err, tries, u.hear)
+		}
+		return outcome{next: u.interrupt(string(events.KindTerminate), 0)}
+	}, tries)
 }
 
 func (u *supervisor) interrupt(cause string, tries int) *stage {

@@ -58,10 +58,10 @@ func handedOver(u *Setup) {
 	u.Yes(0)
 }
 
-// about is a notice that machine i (from 0) goes away.
-func about(i int, kind events.Kind, cancelled bool) events.Event {
+// about is a notice about a machine.
+func about(on events.Node, kind events.Kind, cancelled bool) events.Event {
 	deadline := t0.Add(2 * time.Minute)
-	n := events.Notice{Provider: node(i).Provider, Instance: node(i).Instance, Kind: kind, Deadline: &deadline, Cancelled: cancelled}
+	n := events.Notice{Provider: on.Provider, Instance: on.Instance, Kind: kind, Deadline: &deadline, Cancelled: cancelled}
 	typ := events.TypeNodeNotice
 	if cancelled {
 		typ = events.TypeNodeNoticeCancelled
@@ -123,11 +123,11 @@ var Scenarios = []Scenario{
 		Bounds: Bounds{expires: 1, types: 1, rots: 1, away: 1, crashes: 1},
 		Deep:   Bounds{ambiguous: 1}, Prelude: started},
 	// A notice for a machine that the job has left.
-	{Name: "late notice", Restarter: handlers.RestarterNone, Steps: 2, Trainers: 2, Notices: []events.Event{about(0, events.KindTerminate, false)}, Mute: true,
+	{Name: "late notice", Restarter: handlers.RestarterNone, Steps: 2, Trainers: 2, Notices: []events.Event{about(node(0), events.KindTerminate, false)}, Mute: true,
 		Bounds: Bounds{expires: 1, types: 1},
 		Deep:   Bounds{crashes: 1, doubles: 1}, Prelude: started},
 	// A machine outlives its notice, or hears of another.
-	{Name: "outlived notice", Restarter: handlers.RestarterNone, Steps: 3, Trainers: 2, Notices: []events.Event{about(0, events.KindTerminate, false)}, Mute: true,
+	{Name: "outlived notice", Restarter: handlers.RestarterNone, Steps: 3, Trainers: 2, Notices: []events.Event{about(node(0), events.KindTerminate, false)}, Mute: true,
 		Bounds: Bounds{hours: 1, leaves: 1},
 		Deep:   Bounds{types: 1, ambiguous: 1}, Prelude: started},
 	// Failures are paused over, then resumed.
@@ -137,7 +137,7 @@ var Scenarios = []Scenario{
 		Prelude: func(u *Setup) { u.Start(0, 0, questionFail); u.Yes(0); u.Mute() }},
 	// A notice, its withdrawal and the end of the machine, in any order.
 	{Name: "gone and withdrawn", Restarter: handlers.RestarterNone, Steps: 1, Trainers: 2, Mute: true,
-		Notices: []events.Event{about(0, events.KindTerminate, false), about(0, events.KindTerminate, true), about(0, events.KindGone, false)},
+		Notices: []events.Event{about(node(0), events.KindTerminate, false), about(node(0), events.KindTerminate, true), about(node(0), events.KindGone, false)},
 		Bounds:  Bounds{types: 1},
 		Deep:    Bounds{crashes: 1, expires: 1, doubles: 1}, Prelude: started},
 	// Somebody cancels and retries under a living supervisor.

@@ -139,8 +139,9 @@ func (x *explorer) checkRecord(s *state, i int, was, now handlers.Job, created b
 		}
 	}
 	for _, n := range now.Seen {
-		if !slices.Contains(was.Seen, n) && n.Node() != now.Claims[0].Node {
-			violate("a notice for %s changes attempt %d on %s", n.Node(), now.Attempt, now.Claims[0].Node)
+		had := slices.ContainsFunc(was.Seen, func(h events.Notice) bool { return h.Cancelled == n.Cancelled && events.SameNotice(h, n) })
+		if !had && !now.RunsOn(n.Node()) {
+			violate("a notice for %s changes attempt %d, which does not run there", n.Node(), now.Attempt)
 		}
 	}
 	x.checkList(s, i, was, now, mine)
